@@ -1,0 +1,5 @@
+"""`python -m nearlm`."""
+
+from nearlm.cli import main
+
+main()

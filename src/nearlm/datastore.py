@@ -1,0 +1,261 @@
+"""The datastore on disk: what its folder holds, opening it memory-mapped, verifying it, tracing a record."""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearlm import files
+from nearlm.arrays import ArrayFile, ShardedArray
+from nearlm.errors import ModelError, StoreError
+from nearlm.files import Json
+from nearlm.tokenise import Segment
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+BUILD_JOB = "build"
+PROBE = "probe.npy"
+TOKENIZER = "tokenizer"
+KEY_DTYPES = ("float16", "float32")
+_SAME, _SIMILAR = 0.9999, 0.98
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One run of records: the first one's id, and their arrays, memory-mapped."""
+
+    first: int
+    keys: npt.NDArray[Any]
+    values: npt.NDArray[np.int32]
+    origin: npt.NDArray[np.int64]
+    weights: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a record comes from: its document, the target's position there, the text before it, and the target."""
+
+    document: str
+    position: int
+    text: str
+    target: str
+
+
+def shard_files(folder: Path, number: int, records: int, dim: int, key_dtype: str) -> dict[str, ArrayFile]:
+    """Say what the files of one shard are."""
+
+    def file(name: str, dtype: str, *shape: int) -> ArrayFile:
+        return ArrayFile(folder / f"{name}-{number:05d}.npy", np.dtype(dtype), (records, *shape))
+
+    return {
+        "keys": file("keys", key_dtype, dim),
+        "values": file("values", "int32"),
+        "origin": file("origin", "int64"),
+    }
+
+
+def describe(path: Path) -> Json:
+    """Return what a manifest says of a file."""
+    return {"bytes": path.stat().st_size, "sha256": files.checksum(path)}
+
+
+def write_manifest(folder: Path, manifest: Json) -> None:
+    """Finish a store: with this, and only with this, the folder is one."""
+    manifest = {name: value for name, value in manifest.items() if name != "checksum"}
+    files.write_json(folder / MANIFEST, {**manifest, "checksum": files.canonical_hash(manifest)})
+
+
+def read_manifest(folder: Path) -> Json:
+    """Read and check a store's manifest."""
+    if not folder.exists():
+        raise StoreError(f"{folder} does not exist; make a store with: nearlm build --model … --text … --out {folder}")
+    if not folder.is_dir():
+        raise StoreError(f"{folder} is a file, expected the folder of a store")
+    if not (folder / MANIFEST).exists():
+        if files.Job(folder, BUILD_JOB).started:
+            raise StoreError(f"{folder} is an unfinished build; finish it by repeating its `nearlm build` command")
+        raise StoreError(f"{folder} has no {MANIFEST}, so it is no store; expected a folder made by `nearlm build`")
+    manifest = files.read_json(folder / MANIFEST)
+    version = manifest.get("format")
+    if isinstance(version, int) and version > FORMAT:
+        raise StoreError(f"{folder} has format {version}, this nearlm reads up to {FORMAT}; upgrade nearlm")
+    stated = manifest.pop("checksum", None)
+    if files.canonical_hash(manifest) != stated:
+        raise StoreError(f"{folder / MANIFEST} does not match its own checksum; it was damaged or edited by hand")
+    return {**manifest, "checksum": stated}
+
+
+class Datastore:
+    """A store, open for reading: `keys`, `values`, `origin` and `weights` of its records, and their tokens."""
+
+    def __init__(self, path: Path, manifest: Json):
+        self.path, self.manifest = path, manifest
+        shards = [
+            shard_files(path, number, shard["records"], manifest["dim"], manifest["key_dtype"])
+            for number, shard in enumerate(manifest["shards"])
+        ]
+        segments = [self._segment_files(number, segment) for number, segment in enumerate(manifest["segments"])]
+        self._check(shards, segments)
+        self.keys = ShardedArray([shard["keys"].open() for shard in shards])
+        self.values = ShardedArray([shard["values"].open() for shard in shards])
+        self.origin = ShardedArray([shard["origin"].open() for shard in shards])
+        one = np.ones((), np.int32)
+        self.weights = ShardedArray([np.broadcast_to(one, len(values)) for values in self.values.shards])
+        self.tokens = ShardedArray([tokens.open() for tokens, _ in segments])
+        self._docs = [docs.open() for _, docs in segments]
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Datastore":
+        """Open a store; its manifest and its files' sizes and headers are checked, its data is not read."""
+        return cls(Path(path), read_manifest(Path(path)))
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def dim(self) -> int:
+        """The width of a key."""
+        return int(self.manifest["dim"])
+
+    @property
+    def bytes(self) -> int:
+        """The size of all files that the manifest lists."""
+        return sum(file["bytes"] for file in self.manifest["files"].values())
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer that the store was built with, kept in its folder."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.path / TOKENIZER)
+
+    def model_options(self) -> Json:
+        """Say how to load the model that made this store: the fields of a `ModelSpec`."""
+        model = self.manifest["model"]
+        options = {name: model[name] for name in ("revision", "trust_remote_code", "quantization")}
+        for name in ("name", "adapter"):
+            path = model[f"{name}_path"]
+            options[name] = model[name] if path is None else str((self.path / path).resolve())
+        return options
+
+    def iter_shards(self) -> Iterator[Shard]:
+        """Yield the records shard by shard, in order."""
+        first = 0
+        columns = (self.keys.shards, self.values.shards, self.origin.shards, self.weights.shards)
+        for keys, values, origin, weights in zip(*columns, strict=True):
+            yield Shard(first, keys, values, origin, weights)
+            first += len(keys)
+
+    def document_of(self, position: int) -> tuple[str, int]:
+        """Return the name of the document that holds a position of the token stream, and where it begins."""
+        base = 0
+        for number, (tokens, docs) in enumerate(zip(self.tokens.shards, self._docs, strict=True)):
+            if position < base + len(tokens):
+                row = int(np.searchsorted(docs[:, 0], position - base, side="right")) - 1
+                start, source, line = (int(value) for value in docs[row])
+                name = self._sources(number)[source]
+                return name if line < 0 else f"{name}:{line}", base + start
+            base += len(tokens)
+        raise IndexError(f"position {position} is outside the token stream of {base} tokens")
+
+    def context_of(self, record: int, before: int = 40) -> Context:
+        """Trace a record to its text: up to `before` tokens of its document in front of the target."""
+        if not -len(self) <= record < len(self):
+            raise StoreError(f"record {record} does not exist; {self.path} has records 0 to {len(self) - 1}")
+        position = int(self.origin[record])
+        document, start = self.document_of(position)
+        text = self.tokens[max(start, position - before) : position]
+        decode = functools.partial(self.tokenizer.decode, skip_special_tokens=False)
+        return Context(document, position - start, decode(text), decode([int(self.values[record])]))
+
+    def trace(self, record: int) -> Json:
+        """Say all there is to say of one record."""
+        context = self.context_of(record)
+        weight = int(self.weights[record])
+        return {"record": record, **asdict(context), "token": int(self.values[record]), "weight": weight}
+
+    def summary(self) -> Json:
+        """Say what the store holds and how it was made."""
+        manifest = self.manifest
+        names = ("records", "dim", "key_dtype", "tokens", "documents", "window", "stride", "pack", "key_tap")
+        return {
+            "store": self.path.name,
+            **{name: manifest[name] for name in names},
+            "model": manifest["model"]["name"],
+            "model_dtype": manifest["model"]["dtype"],
+            "texts": ", ".join(text for segment in manifest["segments"] for text in segment["texts"]),
+            "shards": len(manifest["shards"]),
+            "bytes": self.bytes,
+            "bytes_per_record": round(self.bytes / len(self)),
+            "unfinished_append": files.Job(self.path, BUILD_JOB).started,
+            "parent": manifest["parent"],
+            "checksum": manifest["checksum"],
+        }
+
+    def check_model(self, fingerprint: str, probe: npt.NDArray[np.float32], tokenizer: str, name: str) -> str | None:
+        """Refuse a model or tokenizer that did not make this store; return a warning if it differs slightly."""
+        ours = self.manifest["model"]
+        if fingerprint != ours["fingerprint"]:
+            raise ModelError(f"{self.path} was built with {ours['name']}, {name} is another architecture or size")
+        if tokenizer != self.manifest["tokenizer"]["fingerprint"]:
+            raise ModelError(f"{self.path} was built with the tokenizer of {ours['name']}, that of {name} differs")
+        stored = self._probe_file.open()
+        cosine = float(np.median(_cosines(stored, probe)))
+        if not cosine >= _SIMILAR:
+            raise ModelError(
+                f"{self.path} was built with {ours['name']}, {name} has other weights "
+                f"(median cosine of probe keys {cosine:.3f}, expected at least {_SIMILAR})"
+            )
+        if cosine < _SAME:
+            return (
+                f"{name} gives slightly other keys than {ours['name']} did (median cosine {cosine:.5f}); another dtype?"
+            )
+        return None
+
+    def verify(self, advance: Callable[[int], None] = lambda count: None) -> None:
+        """Read every byte and refuse the first file that is not as it was written."""
+        for name, stated in self.manifest["files"].items():
+            path = self.path / name
+            if not path.is_file():
+                raise StoreError(f"{path} is missing; restore it, or build the store again")
+            if describe(path) != stated:
+                raise StoreError(f"{path} is damaged (its checksum differs); restore it, or build the store again")
+            advance(stated["bytes"])
+
+    def _check(self, shards: list[dict[str, ArrayFile]], segments: list[tuple[ArrayFile, ArrayFile]]) -> None:
+        for shard in shards:
+            for file in shard.values():
+                file.check()
+        for file in (*(file for pair in segments for file in pair), self._probe_file):
+            file.check()
+        for name, stated in self.manifest["files"].items():
+            path = self.path / name
+            if not path.is_file() or path.stat().st_size != stated["bytes"]:
+                raise StoreError(f"{path} is missing or cut, expected {stated['bytes']:,} bytes; restore it")
+
+    def _segment_files(self, number: int, segment: Json) -> tuple[ArrayFile, ArrayFile]:
+        paths = Segment(self.path, number)
+        return (
+            ArrayFile(paths.tokens, np.dtype("int32"), (segment["tokens"],)),
+            ArrayFile(paths.docs, np.dtype("int64"), (segment["documents"], 3)),
+        )
+
+    @property
+    def _probe_file(self) -> ArrayFile:
+        return ArrayFile(self.path / PROBE, np.dtype("float32"), (self.manifest["model"]["probe_tokens"], self.dim))
+
+    @functools.lru_cache(maxsize=8)  # noqa: B019
+    def _sources(self, segment: int) -> list[str]:
+        return files.read_json(Segment(self.path, segment).sources)["sources"]  # type: ignore[no-any-return]
+
+
+def _cosines(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    if a.shape != b.shape:
+        return np.zeros(1)
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    return (x * y).sum(1) / np.maximum(norms, 1e-30)  # type: ignore[no-any-return]

@@ -1,0 +1,32 @@
+"""What can go wrong: a message says what was found, what was expected and what to do."""
+
+
+class NearLMError(Exception):
+    """Any error a user can cause and mend; the command line prints it as one line and exits with 2."""
+
+
+class OptionError(NearLMError):
+    """An option's value makes no sense, alone or with the others."""
+
+
+class TextError(NearLMError):
+    """A text cannot be read, or holds nothing to learn from."""
+
+
+class ModelError(NearLMError):
+    """A model cannot be loaded, or does not fit the store."""
+
+
+class StoreError(NearLMError):
+    """A store is missing, damaged, busy or of another kind than expected."""
+
+
+class FetchError(NearLMError):
+    """A pinned download failed or did not have the expected hash."""
+
+
+class MissingExtraError(NearLMError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, what: str, extra: str):
+        super().__init__(f"{what} needs an optional dependency; install it with: pip install 'nearlm[{extra}]'")

@@ -1,0 +1,448 @@
+"""An LM over a corpus → a datastore, in a job that goes on where it stopped."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nearlm import files
+from nearlm.arrays import ArrayFile
+from nearlm.corpus import Corpus
+from nearlm.datastore import (
+    BUILD_JOB,
+    FORMAT,
+    KEY_DTYPES,
+    MANIFEST,
+    PROBE,
+    TOKENIZER,
+    Datastore,
+    describe,
+    write_manifest,
+)
+from nearlm.errors import OptionError, StoreError, TextError
+from nearlm.files import Json
+from nearlm.lm import LM, PROBE_TOKENS
+from nearlm.pretrained import ModelSpec
+from nearlm.progress import Reporter, size
+from nearlm.shards import Clock, ShardWriter, step_name
+from nearlm.tap import FFN
+from nearlm.tokenise import Framing, Segment, check_not_empty, document_bounds, read_checksums, tokenise
+from nearlm.windows import Windows, check_window, plan_shards, plan_windows
+
+WINDOW = 512
+SHARD_RECORDS = 1 << 18
+BATCH_TOKENS = {"cpu": 2048, "cuda": 32768}
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How a text becomes records; `None` takes the default, or for an append what the store has."""
+
+    max_tokens: int | None = None
+    window: int | None = None
+    stride: int | None = None
+    pack: bool | None = None
+    separator: str | None = None
+    batch_tokens: int | None = None
+    shard_records: int = SHARD_RECORDS
+    key_dtype: str | None = None
+    key_tap: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("max_tokens", 2),
+            ("window", 1),
+            ("stride", 1),
+            ("batch_tokens", 1),
+            ("shard_records", 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise OptionError(f"--{name.replace('_', '-')} is {value}, expected at least {least}")
+        if self.key_dtype not in (None, *KEY_DTYPES):
+            raise OptionError(f"--key-dtype is {self.key_dtype!r}, expected one of {', '.join(KEY_DTYPES)}")
+
+
+def build(
+    model: str | ModelSpec | LM | None,
+    texts: str | Sequence[str],
+    out: str | Path,
+    *,
+    append: bool = False,
+    restart: bool = False,
+    field: str = "text",
+    glob: str | None = None,
+    strict: bool = False,
+    quiet: bool = False,
+    **options: Any,
+) -> Datastore:
+    """Build a datastore from any causal LM and any text, or go on with one that was interrupted.
+
+    `options` are those of `BuildOptions`. With `append` the text is added to a finished store,
+    whose own model and options are the default.
+    """
+    corpus = Corpus([texts] if isinstance(texts, str) else texts, field=field, glob=glob, strict=strict)
+    builder = _Builder(Path(out), corpus, BuildOptions(**options), Reporter(quiet), append)
+    with _writing(Path(out)):
+        return builder.run(model, restart)
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Lock a folder that is, or may become, a store; say in one line what the disk refuses."""
+    try:
+        _refuse_foreign(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with files.lock(folder):
+            yield
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        hint = "free some space and repeat the command: it goes on" if error.errno == 28 else "choose another --out"
+        raise StoreError(f"cannot write to {folder}: {error.strerror or error}; {hint}") from error
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{folder} is a file, expected a folder to make a store in; choose another --out")
+    if not folder.is_dir() or (folder / MANIFEST).exists() or files.Job(folder, BUILD_JOB).folder.exists():
+        return
+    strangers = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+    if strangers:
+        raise StoreError(f"{folder} is no store but holds {strangers[0]!r}; choose an empty or new folder for --out")
+
+
+class _Builder:
+    """One build or append: its folder, what goes in, and how."""
+
+    def __init__(self, folder: Path, corpus: Corpus, options: BuildOptions, reporter: Reporter, append: bool):
+        self.folder, self.corpus, self.options, self.reporter = folder, corpus, options, reporter
+        self.append = append
+        self.job = files.Job(folder, BUILD_JOB)
+
+    def run(self, model: str | ModelSpec | LM | None, restart: bool) -> Datastore:
+        """Build, append, go on, or find that all is done."""
+        self.store = Datastore.open(self.folder) if (self.folder / MANIFEST).exists() else None
+        self._check_state(restart)
+        with self._threads():
+            self.lm = self._load(model)
+            self.plan = self._make_plan()
+            if self._finished():
+                self.reporter.say(f"{self.folder} is complete already: {len(self._open()):,} records")
+                return self._open()
+            self._begin()
+            return self._work()
+
+    def _check_state(self, restart: bool) -> None:
+        if self.append and self.store is None:
+            raise StoreError(f"{self.folder} is no finished store, so nothing can be appended; build it first")
+        if restart and self.store is not None and not self.append:
+            raise StoreError(f"{self.folder} is a finished store; --restart throws away unfinished builds only")
+        if restart:
+            self._discard()
+
+    def _discard(self) -> None:
+        """Throw away what an unfinished build or append has left."""
+        kept = set() if self.store is None else {MANIFEST, *self.store.manifest["files"]}
+        self.job.close()
+        for pattern in (
+            "keys-*.npy",
+            "values-*.npy",
+            "origin-*.npy",
+            "tokens-*.npy",
+            "docs-*",
+            PROBE,
+            TOKENIZER,
+            "*.part",
+        ):
+            for path in self.folder.glob(pattern):
+                if path.name not in kept and path.name != (TOKENIZER if kept else ""):
+                    files.remove(path)
+
+    @contextlib.contextmanager
+    def _threads(self) -> Iterator[None]:
+        """Compute with as many threads as the unfinished build did, so that every byte comes out the same."""
+        before = torch.get_num_threads()
+        if self.job.started:
+            torch.set_num_threads(self.job.plan()["threads"])
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    def _load(self, model: str | ModelSpec | LM | None) -> LM:
+        tap = self.options.key_tap or (self.store.manifest["key_tap"] if self.store else FFN)
+        if model is None:
+            if self.store is None:
+                raise OptionError("no model was given; name one with --model")
+            model = ModelSpec(**self.store.model_options())
+        lm = model if isinstance(model, LM) else LM.load(model, key_tap=tap)
+        self.spec = model if isinstance(model, ModelSpec) else ModelSpec(lm.name)
+        self.fingerprint, self.tokenizer_fingerprint, self.probe = (
+            lm.fingerprint(),
+            lm.tokenizer_fingerprint(),
+            lm.probe(),
+        )
+        if self.store:
+            warning = self.store.check_model(self.fingerprint, self.probe, self.tokenizer_fingerprint, lm.name)
+            if warning:
+                self.reporter.say(f"warning: {warning}")
+        return lm
+
+    def _make_plan(self) -> Json:
+        """Say all that the records depend on, apart from the text itself."""
+        options = self._resolved()
+        framing = Framing.of(self.lm.tokenizer, str(options["separator"]))
+        return {
+            "texts": self.corpus.labels,
+            "field": self.corpus.field,
+            "glob": self.corpus.glob,
+            "options": options,
+            "bos": list(framing.bos),
+            "separator": list(framing.separator),
+            "model": self.fingerprint,
+            "probe": files.canonical_hash(self.probe.tolist()),
+            "tokenizer": self.tokenizer_fingerprint,
+            "key_tap": self.lm.tap.path,
+            "dtype": self.lm.dtype,
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+        }
+
+    def _resolved(self) -> Json:
+        """Fill in the defaults, or for an append what the store was built with, and check the whole."""
+        options = replace(self.options, key_tap=self.lm.tap.path)
+        if self.store and self.append:
+            options = _inherit(options, self.store.manifest)
+        window = options.window or min(WINDOW, self.lm.limit or WINDOW)
+        if self.lm.limit and window > self.lm.limit:
+            raise OptionError(f"--window is {window}, but {self.lm.name} reads at most {self.lm.limit} tokens")
+        stride = options.stride or window
+        check_window(window, stride)
+        resolved = replace(
+            options,
+            window=window,
+            stride=stride,
+            pack=bool(options.pack),
+            separator=options.separator if options.separator is not None else "eos",
+            batch_tokens=options.batch_tokens or BATCH_TOKENS.get(self.lm.device.type, 8192),
+            key_dtype=options.key_dtype or "float16",
+        )
+        return asdict(resolved)
+
+    def _finished(self) -> bool:
+        """Tell whether this very command has been carried out, also if it was killed right after."""
+        if self.store is None:
+            return False
+        last = self.store.manifest["segments"][-1]
+        mine = files.canonical_hash(self.plan)
+        if self.job.started and files.canonical_hash(_without(self.job.plan(), "append_to")) == last["plan"]:
+            self.job.close()
+        if last["plan"] == mine and not self.job.started:
+            if not self.corpus.repeatable or read_checksums(self.corpus, last["read"]) == last["sha256"]:
+                return True
+            if not self.append:
+                raise StoreError(
+                    f"{self.folder} is finished, but its text has changed since; use another --out or --append"
+                )
+        if not self.append:
+            raise StoreError(
+                f"{self.folder} is a finished store, made with other options; use another --out or --append"
+            )
+        return False
+
+    def _begin(self) -> None:
+        """Start the job, or make sure that the one that was started is this one."""
+        plan = {**self.plan, "append_to": self.store.manifest["checksum"] if self.store else None}
+        if not self.job.started:
+            self._discard()
+            self.job.begin(plan)
+            return
+        begun = self.job.plan()
+        changed = [name for name in plan if plan[name] != begun.get(name)]
+        if changed:
+            old, new = _difference(begun.get(changed[0]), plan[changed[0]])
+            raise StoreError(
+                f"the unfinished build in {self.folder} was begun with another {changed[0]} ({old}, now {new}); "
+                "repeat the first command, or throw it away with --restart"
+            )
+        self.reporter.say(f"going on with the unfinished build in {self.folder}")
+
+    def _work(self) -> Datastore:
+        segment = Segment(self.folder, len(self.store.manifest["segments"]) if self.store else 0)
+        framing = Framing(tuple(self.plan["bos"]), tuple(self.plan["separator"]))
+        options = BuildOptions(**self.plan["options"])
+        text = tokenise(self.corpus, self.lm.tokenizer, framing, segment, self.job, options.max_tokens, self.reporter)
+        check_not_empty(text, self.corpus.texts)
+        for problem, count in text["problems"].items():
+            self.reporter.say(f"warning: {count:,} × {problem}, e.g. {text['examples'][problem]}")
+        tokens = ArrayFile(segment.tokens, np.dtype("int32"), (text["tokens"],)).open()
+        docs = ArrayFile(segment.docs, np.dtype("int64"), (text["documents"], 3)).open()
+        bounds = document_bounds(docs, text["tokens"])
+        assert options.window and options.stride
+        windows = plan_windows(bounds, options.window, options.stride, bool(options.pack))
+        if not windows.records:
+            raise TextError(f"no document of {', '.join(self.corpus.texts)} has two tokens; nothing can be recorded")
+        self._announce(text, windows)
+        shards = self._extract(tokens, windows, options)
+        return self._finish(segment, text, shards)
+
+    def _announce(self, text: Json, windows: Windows) -> None:
+        """Say what the build will need, and refuse it if the disk cannot hold it."""
+        records, width = windows.records, np.dtype(self.plan["options"]["key_dtype"]).itemsize
+        disk = records * (self.lm.dim * width + 12) + 4 * text["tokens"]
+        there = sum(path.stat().st_blocks * 512 for path in self.folder.glob("*.npy"))
+        free = shutil.disk_usage(self.folder).free
+        ram = sum(value.nbytes for value in self.lm.model.state_dict().values())
+        work = self.plan["options"]["batch_tokens"] * self.lm.dim * 4 * 40
+        self.reporter.say(
+            f"{text['tokens']:,} tokens in {text['documents']:,} documents → {records:,} records of {self.lm.dim} "
+            f"{self.plan['options']['key_dtype']} (tap: {self.lm.tap.path})"
+        )
+        self.reporter.say(f"needs {size(disk)} of disk ({size(free)} free) and about {size(ram + work + 3e8)} of RAM")
+        if self.store is None and disk > free + there:
+            raise StoreError(
+                f"{self.folder} needs {size(disk)}, its disk has {size(free)} free; free some, or --max-tokens"
+            )
+
+    def _extract(self, tokens: npt.NDArray[np.int32], windows: Windows, options: BuildOptions) -> list[Json]:
+        """Run the LM over all windows and return what each shard became."""
+        assert options.batch_tokens
+        first_shard = len(self.store.manifest["shards"]) if self.store else 0
+        base = self.store.manifest["tokens"] if self.store else 0
+        runs = plan_shards(windows, options.shard_records)
+        done = [self.job.state(step_name(first_shard + i)) for i in range(len(runs))]
+        ahead = sum(int(state.get("tokens", 0)) for state in done)
+        total = int(windows.inputs.sum())
+        with self.reporter.bar("building", total, "tokens", ahead) as advance:
+            clock = Clock(self.reporter, advance, total - ahead)
+            return [
+                ShardWriter(
+                    self.folder, first_shard + i, self.lm, windows[run], tokens, base, str(options.key_dtype)
+                ).fill(options.batch_tokens, self.job, clock)
+                for i, run in enumerate(runs)
+            ]
+
+    def _finish(self, segment: Segment, text: Json, shards: list[Json]) -> Datastore:
+        old: Json = self.store.manifest if self.store else {"segments": [], "shards": [], "files": self._save_model()}
+        options = self.plan["options"]
+        listed = dict(old["files"])
+        for path in segment.files:
+            listed[path.name] = describe(path)
+        for shard in shards:
+            listed.update(shard["files"])
+        segments = [*old["segments"], self._describe_segment(text)]
+        shards = [*old["shards"], *({"records": shard["records"]} for shard in shards)]
+        write_manifest(
+            self.folder,
+            {
+                "format": FORMAT,
+                "model": old["model"] if self.store else self._describe_model(),
+                "tokenizer": {"fingerprint": self.tokenizer_fingerprint},
+                "key_tap": self.lm.tap.path,
+                "dim": self.lm.dim,
+                "key_dtype": options["key_dtype"],
+                "window": options["window"],
+                "stride": options["stride"],
+                "pack": options["pack"],
+                "bos": self.plan["bos"],
+                "separator": self.plan["separator"],
+                "separator_option": options["separator"],
+                "tokens": sum(segment["tokens"] for segment in segments),
+                "documents": sum(segment["documents"] for segment in segments),
+                "records": sum(shard["records"] for shard in shards),
+                "segments": segments,
+                "shards": shards,
+                "files": listed,
+                "parent": None,
+                "transforms": [],
+            },
+        )
+        self.job.close()
+        store = self._open()
+        self.reporter.say(f"{self.folder}: {len(store):,} records, {size(store.bytes)}")
+        return store
+
+    def _save_model(self) -> Json:
+        """Keep the tokenizer and the probe's keys with the records."""
+        probe = ArrayFile(self.folder / PROBE, np.dtype("float32"), (PROBE_TOKENS, self.lm.dim))
+        files.write_bytes(probe.path, probe.header + self.probe.tobytes())
+        target = self.folder / TOKENIZER
+        files.remove(target)
+        with tempfile.TemporaryDirectory(dir=self.job.folder) as temporary:
+            self.lm.tokenizer.save_pretrained(temporary)
+            made = Path(temporary) / TOKENIZER
+            made.mkdir()
+            for path in sorted(Path(temporary).iterdir()):
+                if path.is_file():
+                    path.replace(made / path.name)
+            files.replace(made, target)
+        listed = {f"{TOKENIZER}/{path.name}": describe(path) for path in sorted(target.iterdir())}
+        return {PROBE: describe(probe.path), **listed}
+
+    def _describe_segment(self, text: Json) -> Json:
+        return {
+            "texts": self.corpus.labels,
+            "sha256": text["sha256"],
+            "read": text["read"],
+            "tokens": text["tokens"],
+            "documents": text["documents"],
+            "plan": files.canonical_hash(self.plan),
+        }
+
+    def _describe_model(self) -> Json:
+        spec = asdict(self.spec)
+        described = {name: spec[name] for name in ("revision", "trust_remote_code", "quantization")}
+        for name in ("name", "adapter"):
+            described[name], described[f"{name}_path"] = _portable(spec[name], self.folder)
+        return {
+            **described,
+            "fingerprint": self.fingerprint,
+            "probe_tokens": PROBE_TOKENS,
+            "dtype": self.lm.dtype,
+        }
+
+    def _open(self) -> Datastore:
+        return Datastore.open(self.folder)
+
+
+def _inherit(options: BuildOptions, manifest: Json) -> BuildOptions:
+    """Take an append's options from its store, and refuse others."""
+    stored = {name: manifest[name] for name in ("window", "stride", "pack", "key_dtype", "key_tap")}
+    stored["separator"] = manifest["separator_option"]
+    for name, value in stored.items():
+        wish = getattr(options, name)
+        if wish is not None and wish != value:
+            raise OptionError(
+                f"--{name.replace('_', '-')} is {wish}, but the store was built with {value}; leave it out"
+            )
+    return replace(options, **stored)
+
+
+def _without(value: Json, name: str) -> Json:
+    return {key: item for key, item in value.items() if key != name}
+
+
+def _difference(old: Any, new: Any) -> tuple[Any, Any]:
+    """Narrow two unequal values down to the first entries that differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in new:
+            if old.get(name) != new[name]:
+                return f"{name}={old.get(name)}", f"{name}={new[name]}"
+    return old, new
+
+
+def _portable(name: str | None, folder: Path) -> tuple[str | None, str | None]:
+    """Split a model's name into one that can be shown and, for a local one, its path from the store."""
+    if name is None or not Path(name).expanduser().exists():
+        return name, None
+    path = Path(name).expanduser().resolve()
+    return path.name, os.path.relpath(path, folder.resolve())

@@ -1,0 +1,89 @@
+"""What a long job tells its user: lines and bars on standard error, or nothing at all."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+Advance = Callable[[int], None]
+_LINE_SECONDS = 15.0
+
+
+class Reporter:
+    """Says things to the user: a live bar on a terminal, a line now and then elsewhere, nothing when quiet."""
+
+    def __init__(self, quiet: bool = False):
+        self.quiet = quiet
+        self._console = Console(stderr=True, highlight=False)
+
+    def say(self, line: str) -> None:
+        """Print one line."""
+        if not self.quiet:
+            self._console.print(line, markup=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def bar(self, label: str, total: int | None, unit: str, done: int = 0) -> Iterator[Advance]:
+        """Show how far a job has come; the yielded function takes what was done since its last call."""
+        if self.quiet:
+            yield lambda count: None
+        elif self._console.is_terminal:
+            yield from self._live_bar(label, total, unit, done)
+        else:
+            yield self._lines(label, total, unit, done)
+
+    def _live_bar(self, label: str, total: int | None, unit: str, done: int) -> Iterator[Advance]:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+        )
+        with Progress(*columns, TimeRemainingColumn(), console=self._console, transient=False) as progress:
+            task = progress.add_task(label, total=total, completed=done, rate="")
+            rate = Rate()
+            yield lambda count: progress.update(task, advance=count, rate=f"{rate(count):,.0f} {unit}/s")
+
+    def _lines(self, label: str, total: int | None, unit: str, done: int) -> Advance:
+        rate, state = Rate(), {"done": done, "next": time.monotonic() + _LINE_SECONDS}
+
+        def advance(count: int) -> None:
+            state["done"] += count
+            speed = rate(count)
+            if time.monotonic() >= state["next"]:
+                state["next"] = time.monotonic() + _LINE_SECONDS
+                left = f" of {total:,}, {duration((total - state['done']) / max(speed, 1e-9))} left" if total else ""
+                self.say(f"{label}: {state['done']:,.0f}{left}, {speed:,.0f} {unit}/s")
+
+        return advance
+
+
+class Rate:
+    """Things done a second since the start."""
+
+    def __init__(self) -> None:
+        self.count, self._start = 0, time.monotonic()
+
+    def __call__(self, count: int) -> float:
+        """Count some more and return the rate."""
+        self.count += count
+        return self.count / max(time.monotonic() - self._start, 1e-9)
+
+
+def duration(seconds: float) -> str:
+    """Write a time for people."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def size(count: float) -> str:
+    """Write a number of bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

@@ -1,0 +1,295 @@
+"""Documents to one token stream on disk, in parallel and piece by piece, so that no corpus is too large.
+
+A document begins with the tokenizer's BOS, if it has one, and ends with the separator. The stream is
+`tokens-N.npy` (int32); `docs-N.npy` (int64, one row a document: start, source, row) and `docs-N.json`
+(the sources' names) say where documents begin and what they are called.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from nearlm import files
+from nearlm.corpus import Corpus
+from nearlm.errors import OptionError, StoreError, TextError
+from nearlm.progress import Reporter
+
+CHECKPOINT_SECONDS = 2.0
+_BATCH_CHARACTERS = 1 << 21
+_STEP = "tokens"
+
+
+@dataclass(frozen=True)
+class Framing:
+    """The token ids that stand before and after every document."""
+
+    bos: tuple[int, ...]
+    separator: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tokenizer: Any, separator: str) -> "Framing":
+        """Read what `--separator` means for a tokenizer: `eos`, `none`, or a text of its own."""
+        bos = () if tokenizer.bos_token_id is None else (int(tokenizer.bos_token_id),)
+        if separator == "none":
+            return cls(bos, ())
+        if separator == "eos":
+            return cls(bos, () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),))
+        ids = tokenizer(separator, add_special_tokens=False)["input_ids"]
+        if not ids:
+            raise OptionError(f"--separator {separator!r} gives no token; expected eos, none or a text")
+        return cls(bos, tuple(ids))
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The files of one build's or append's token stream."""
+
+    folder: Path
+    number: int
+
+    @property
+    def tokens(self) -> Path:
+        """The token stream."""
+        return self.folder / f"tokens-{self.number:05d}.npy"
+
+    @property
+    def docs(self) -> Path:
+        """The table of documents."""
+        return self.folder / f"docs-{self.number:05d}.npy"
+
+    @property
+    def sources(self) -> Path:
+        """The names of the documents' sources."""
+        return self.folder / f"docs-{self.number:05d}.json"
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All of them."""
+        return self.tokens, self.docs, self.sources
+
+
+def tokenise(
+    corpus: Corpus,
+    tokenizer: Any,
+    framing: Framing,
+    segment: Segment,
+    job: files.Job,
+    max_tokens: int | None,
+    reporter: Reporter,
+) -> files.Json:
+    """Write a corpus's token stream, going on where an earlier run stopped, and return what it holds."""
+    state = job.state(_STEP)
+    if state.get("done"):
+        if corpus.repeatable and read_checksums(corpus, state["read"]) != state["sha256"]:
+            raise StoreError(
+                f"the text has changed since the build in {segment.folder} began; "
+                "restore it, or begin again with --restart"
+            )
+        return state
+    if not corpus.repeatable:
+        state = {}
+    with contextlib.ExitStack() as stack:
+        writer = stack.enter_context(_writer(segment, state, framing, max_tokens))
+        advance = stack.enter_context(reporter.bar("tokenising", max_tokens, "tokens", writer.count))
+        _write(corpus, tokenizer, writer, state, job, advance)
+        writer.finish()
+    if writer.full and corpus.repeatable:  # more was read than was used
+        read_checksums(corpus, writer.read)
+    state = {**writer.state(corpus), "done": True}
+    job.note(_STEP, state)
+    return state
+
+
+def read_checksums(corpus: Corpus, documents: int) -> list[str]:
+    """Read the first documents of a corpus again, only for their checksums."""
+    for number, document in enumerate(corpus.documents(), start=1):
+        for _ in document.pieces:
+            pass
+        if number == documents:
+            break
+    return corpus.checksums()
+
+
+def _write(corpus: Corpus, tokenizer: Any, writer: "_Writer", state: files.Json, job: files.Job, advance: Any) -> None:
+    """Encode the documents that `state` does not know yet, with a checkpoint every few seconds."""
+    noted = time.monotonic()
+    for batch in _batches(corpus, state, writer.batch_characters):
+        ids = encode(tokenizer, [piece for _, piece in batch])
+        before = writer.count
+        for (document, _), tokens in zip(batch, ids, strict=True):
+            writer.add(document, tokens)
+            if writer.full:
+                break
+        advance(writer.count - before)
+        if writer.full:
+            return
+        if time.monotonic() - noted >= CHECKPOINT_SECONDS and batch[-1][0].last:
+            writer.sync()
+            job.note(_STEP, writer.state(corpus))
+            noted = time.monotonic()
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Where a piece of text stands: its document's number, source and row; first and last of its document."""
+
+    number: int
+    source: str
+    row: int
+    first: bool
+    last: bool
+
+
+def _batches(corpus: Corpus, state: files.Json, characters: int) -> Iterator[list[tuple[_Piece, str]]]:
+    """Group pieces of text so that the tokenizer can work on many at once.
+
+    A batch ends with its document whenever the documents are not longer than a batch.
+    """
+    batch: list[tuple[_Piece, str]] = []
+    length, skip = 0, state.get("read", 0)
+    for number, document in enumerate(corpus.documents(), start=1):
+        first = True
+        for piece, last in _marked(document.pieces):
+            if number <= skip:
+                continue
+            blank = first and last and not piece.strip()
+            batch.append((_Piece(number, document.source, document.row, first, last), "" if blank else piece))
+            first, length = False, length + len(piece)
+            if length >= characters:
+                yield batch
+                batch, length = [], 0
+        if number == skip and corpus.checksums() != state["sha256"]:
+            raise StoreError("the text has changed since the build began; restore it, or begin again with --restart")
+    if batch:
+        yield batch
+
+
+def _marked(pieces: Iterator[str]) -> Iterator[tuple[str, bool]]:
+    previous = None
+    for piece in pieces:
+        if previous is not None:
+            yield previous, False
+        previous = piece
+    if previous is not None:
+        yield previous, True
+
+
+def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Encode texts without special tokens; a fast tokenizer uses every core."""
+    return tokenizer(  # type: ignore[no-any-return]
+        list(texts),
+        add_special_tokens=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )["input_ids"]
+
+
+class _Writer:
+    """Appends documents to a segment's files."""
+
+    def __init__(self, tokens: BinaryIO, docs: BinaryIO, segment: Segment, framing: Framing, limit: int | None):
+        self._tokens, self._docs, self._segment, self._framing = tokens, docs, segment, framing
+        self._limit = limit
+        self.count, self.documents, self.read = 0, 0, 0
+        self._sources: dict[str, int] = {}
+        self._start = 0
+        self._any = False
+
+    @property
+    def full(self) -> bool:
+        return self._limit is not None and self.count >= self._limit
+
+    @property
+    def batch_characters(self) -> int:
+        return _BATCH_CHARACTERS if self._limit is None else min(_BATCH_CHARACTERS, 8 * self._limit)
+
+    def resume(self, state: files.Json) -> None:
+        self.count, self.documents, self.read = state["tokens"], state["documents"], state["read"]
+        self._sources = {name: number for number, name in enumerate(state["sources"])}
+
+    def add(self, piece: _Piece, ids: list[int]) -> None:
+        """Add a piece; a document without any token leaves nothing behind."""
+        if piece.first:
+            self._start, self._any = self.count, False
+        if ids and not self._any:
+            self._any = True
+            self._put(self._framing.bos)
+            source = self._sources.setdefault(piece.source, len(self._sources))
+            files.append(self._docs, np.array([self._start, source, piece.row], np.int64).tobytes())
+            self.documents += 1
+        self._put(ids)
+        if piece.last and self._any:
+            self._put(self._framing.separator)
+        self.read = piece.number
+
+    def _put(self, ids: Sequence[int]) -> None:
+        if self._limit is not None:
+            ids = ids[: max(0, self._limit - self.count)]
+        files.append(self._tokens, np.asarray(ids, np.int32).tobytes())
+        self.count += len(ids)
+
+    def sync(self) -> None:
+        files.sync(self._tokens)
+        files.sync(self._docs)
+
+    def state(self, corpus: Corpus) -> files.Json:
+        return {
+            "tokens": self.count,
+            "documents": self.documents,
+            "read": self.read,
+            "sources": list(self._sources),
+            "sha256": corpus.checksums(),
+            "problems": dict(corpus.problems),
+            "examples": corpus.examples,
+        }
+
+    def finish(self) -> None:
+        """Put the final lengths in the files' headers and write the sources' names."""
+        files.write_at(self._tokens, files.npy_header(np.int32, (self.count,)), 0)
+        files.write_at(self._docs, files.npy_header(np.int64, (self.documents, 3)), 0)
+        self.sync()
+        files.write_json(self._segment.sources, {"sources": list(self._sources)})
+
+
+@contextlib.contextmanager
+def _writer(segment: Segment, state: files.Json, framing: Framing, limit: int | None) -> Iterator[_Writer]:
+    """Open a segment's files at the place that `state` notes."""
+    sizes = {segment.tokens: 4 * state.get("tokens", 0), segment.docs: 24 * state.get("documents", 0)}
+    for path, size in sizes.items():
+        if not state or not path.exists() or path.stat().st_size < files.NPY_HEADER + size:
+            state.clear()
+    for path, size in sizes.items():
+        if not state:
+            files.write_bytes(path, files.npy_header(np.int32, (0,)))
+        else:
+            files.truncate(path, files.NPY_HEADER + size)
+    with open(segment.tokens, "r+b") as tokens, open(segment.docs, "r+b") as docs:
+        tokens.seek(0, 2)
+        docs.seek(0, 2)
+        writer = _Writer(tokens, docs, segment, framing, limit)
+        if state:
+            writer.resume(state)
+        yield writer
+
+
+def check_not_empty(state: files.Json, texts: Sequence[str]) -> None:
+    """Refuse a corpus that holds no token to predict."""
+    if state["tokens"] >= 2 and state["documents"]:
+        return
+    problems = "; ".join(f"{count} × {problem}" for problem, count in state["problems"].items())
+    raise TextError(
+        f"the text ({', '.join(texts)}) holds {state['tokens']} tokens in {state['documents']} documents"
+        f"{f' ({problems})' if problems else ''}; expected at least two tokens, a context and what follows it"
+    )
+
+
+def document_bounds(docs: npt.NDArray[np.int64], tokens: int) -> npt.NDArray[np.int64]:
+    """Return where each document begins, and the end of the last."""
+    return np.append(docs[:, 0], tokens)
