@@ -15,28 +15,9 @@ from hypothesis import settings
 settings.register_profile("nearlm", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("nearlm")
 
-WORDS = (
-    "the a licence grants rights to any person who uses copies modifies merges software free of charge and"
-).split()
-    "the",
-    "a",
-    "licence",
-    "grants",
-    "rights",
-    "to",
-    "any",
-    "person",
-    "who",
-    "uses",
-    "copies",
-    "modifies",
-    "merges",
-    "software",
-    "free",
-    "of",
-    "charge",
-    "and",
-]
+WORDS = """
+the a licence grants rights to any person who uses copies modifies merges software free of charge and
+""".split()
 
 
 def make_text(words: int, seed: int = 0) -> str:
