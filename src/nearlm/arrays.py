@@ -76,7 +76,10 @@ class ShardedArray:
 
     def take(self, ids: npt.ArrayLike) -> npt.NDArray[Any]:
         """Return the elements at `ids`, in their order; each shard is read once, front to back."""
-        wanted = np.asarray(ids, np.int64)
+        wanted = np.asarray(ids)
+        if wanted.size and wanted.dtype.kind not in "iu":
+            raise TypeError(f"ids are {wanted.dtype}, expected integers (for a mask use np.flatnonzero)")
+        wanted = wanted.astype(np.int64)
         flat = wanted.reshape(-1)
         if flat.size and not -len(self) <= flat.min() <= flat.max() < len(self):
             raise IndexError(f"ids {flat.min()} to {flat.max()} are outside 0 to {len(self) - 1}")
@@ -86,7 +89,7 @@ class ShardedArray:
         for shard, end, begin, stop in zip(self.shards, self._ends, cuts[:-1], cuts[1:], strict=True):
             if begin < stop:
                 found[begin:stop] = shard[unique[begin:stop] - (end - len(shard))]
-        return found[inverse].reshape(*wanted.shape, *self.shape[1:])
+        return found[inverse].reshape((*wanted.shape, *self.shape[1:]))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return np.asarray(self[:], dtype)

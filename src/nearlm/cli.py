@@ -1,25 +1,26 @@
 """The command line: every command calls one function; torch is imported only where it is needed."""
 
+import contextlib
+import io
 import json
 import os
+import shutil
 import sys
+import textwrap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from nearlm import __version__
-from nearlm.errors import NearLMError
+from nearlm.errors import NearLMError, OptionError
 
 app = typer.Typer(
     name="nearlm",
     help="Give any Hugging Face causal LM a memory of your text.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
 )
 
 
@@ -31,58 +32,79 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _main(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error (also after the command).")
+    ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    if debug:
-        os.environ["NEARLM_DEBUG"] = "1"
+    pass  # `main` looks for --debug itself
 
 
-Store = Annotated[str, typer.Argument(metavar="STORE", help="Folder of a store, or `cache:NAME`.")]
+Store = Annotated[str, typer.Argument(metavar="STORE", help="Folder of a store, or cache:NAME.")]
 Texts = Annotated[
     list[str],
     typer.Option(
         "--text",
-        help="File, folder, glob, JSON(L), Parquet, `hf:NAME[/CONFIG][:SPLIT]`, `spdx:train`, `pydocs:train`, or `-`.",
+        metavar="TEXT...",
+        help="File, folder, glob, JSON(L), Parquet, hf:NAME[/CONFIG][:SPLIT], spdx:train, pydocs:train, - for stdin.",
     ),
 ]
+MoreTexts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", hidden=True)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
 def build(
     text: Texts,
-    out: Annotated[str, typer.Option(help="Folder of the store to make, or `cache:NAME`.")],
+    out: Annotated[str, typer.Option(metavar="STORE", help="Folder of the store to make, or cache:NAME.")],
+    more_text: MoreTexts = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Hub id, model folder, .gguf file, or `smollm2-135m`. [default for --append: the store's]"),
+        typer.Option(
+            metavar="MODEL",
+            help="Hub id, model folder, .gguf file, or smollm2-135m. [default for --append: the store's]",
+        ),
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
+    revision: Annotated[str | None, typer.Option(metavar="REV", help="Branch, tag or commit of a hub model.")] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
     ] = False,
-    adapter: Annotated[str | None, typer.Option(help="PEFT adapter to put on top of the model.")] = None,
-    quantization: Annotated[str | None, typer.Option(help="Load the model as `8bit` or `4bit`.")] = None,
-    device: Annotated[str, typer.Option(help="`auto`, `cpu`, `cuda`, `cuda:1` …")] = "auto",
-    dtype: Annotated[str, typer.Option(help="`auto`, `float32`, `bfloat16`, `float16`.")] = "auto",
+    adapter: Annotated[
+        str | None, typer.Option(metavar="PATH", help="PEFT adapter to put on top of the model.")
+    ] = None,
+    quantization: Annotated[str | None, typer.Option(metavar="BITS", help="Load the model as 8bit or 4bit.")] = None,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 …")] = "auto",
+    dtype: Annotated[str, typer.Option(metavar="DTYPE", help="auto, float32, bfloat16, float16.")] = "auto",
     key_tap: Annotated[
         str | None,
-        typer.Option(help="Where keys come from: `ffn`, `last_hidden`, or a module path. [default: ffn]"),
+        typer.Option(metavar="TAP", help="Where keys come from: ffn, last_hidden, or a module path. [default: ffn]"),
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Use only the first tokens of the text.")] = None,
-    window: Annotated[int | None, typer.Option(help="Tokens the model reads at once. [default: 512]")] = None,
-    stride: Annotated[int | None, typer.Option(help="Tokens from window to window. [default: the window]")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Use only the first N tokens of the text.")
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens the model reads at once. [default: 512]")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens from window to window. [default: the window]")
+    ] = None,
     pack: Annotated[bool | None, typer.Option("--pack", help="Let windows cross documents.")] = None,
     separator: Annotated[
-        str | None, typer.Option(help="After each document: `eos`, `none`, or a text. [default: eos]")
+        str | None, typer.Option(metavar="SEP", help="After each document: eos, none, or a text. [default: eos]")
     ] = None,
-    batch_tokens: Annotated[int | None, typer.Option(help="Tokens in a batch.")] = None,
-    shard_records: Annotated[int, typer.Option(help="Records in a file.")] = 1 << 18,
-    key_dtype: Annotated[str | None, typer.Option(help="`float16` or `float32`. [default: float16]")] = None,
-    field: Annotated[str, typer.Option(help="Field of JSON, Parquet and dataset rows that holds the text.")] = "text",
-    glob: Annotated[str | None, typer.Option(help="Which files of a folder to read, e.g. `**/*.rst`.")] = None,
+    batch_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens in a batch.")] = None,
+    shard_records: Annotated[int, typer.Option(metavar="N", help="Records in a file.")] = 1 << 18,
+    key_dtype: Annotated[
+        str | None, typer.Option(metavar="DTYPE", help="float16 or float32. [default: float16]")
+    ] = None,
+    field: Annotated[
+        str, typer.Option(metavar="NAME", help="Field of JSON, Parquet and dataset rows that holds the text.")
+    ] = "text",
+    glob: Annotated[
+        str | None, typer.Option(metavar="GLOB", help="Which files of a folder to read, e.g. '**/*.rst'.")
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse undecodable, empty or unreadable documents.")
     ] = False,
@@ -90,11 +112,13 @@ def build(
     restart: Annotated[bool, typer.Option("--restart", help="Throw away an unfinished build first.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
 ) -> None:
-    """Build a datastore: run a model over a text and keep (context vector, next token) records.
+    """Run a model over a text and keep (context vector, token) records.
 
     Interrupted at any moment, the same command goes on where it stopped.
 
-    Example: `nearlm build --model smollm2-135m --text spdx:train --max-tokens 20000 --out mystore`
+    \b
+    Example:
+      nearlm build --model smollm2-135m --text spdx:train --max-tokens 20000 --out mystore
     """
     from nearlm.extract import BuildOptions
     from nearlm.extract import build as build_store
@@ -105,7 +129,7 @@ def build(
     spec = model and ModelSpec(model, revision, trust_remote_code, adapter, quantization, device, dtype)
     build_store(
         spec or None,
-        text,
+        [*text, *(more_text or ())],
         _folder(out),
         append=append,
         restart=restart,
@@ -143,46 +167,100 @@ def verify(store: Store) -> None:
 
 
 def _folder(store: str) -> Path:
-    """Resolve `cache:NAME` to a store in the cache."""
+    """Return the path of a store, which may be in the cache (`cache:NAME`)."""
     from nearlm.fetch import cache_dir
 
-    return cache_dir() / "stores" / store.removeprefix("cache:") if store.startswith("cache:") else Path(store)
+    name = store.removeprefix("cache:")
+    if not name:
+        raise OptionError(f"a store is named {store!r}; expected a folder or cache:NAME")
+    if name == store:
+        with contextlib.suppress(RuntimeError):  # no such ~user
+            return Path(store).expanduser()
+        return Path(store)
+    if Path(name).name != name:
+        raise OptionError(f"{store!r} is no store in the cache; expected cache:NAME, with a NAME without slashes")
+    return cache_dir() / "stores" / name
 
 
 def _show(values: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(values, ensure_ascii=False, indent=1))
         return
-    table = Table(show_header=False, box=None, pad_edge=False)
+    width = max(map(len, values)) + 2
+    columns = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else None
     for name, value in values.items():
-        shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-        table.add_row(name.replace("_", " "), shown)
-    Console(markup=False, emoji=False).print(table)
+        lines = _wrapped(_worded(value), columns and max(20, columns - width))
+        print(f"{name.replace('_', ' '):{width}}{lines[0]}".rstrip())
+        for line in lines[1:]:
+            print(f"{'':{width}}{line}".rstrip())
 
 
-def main() -> None:
+def _worded(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _wrapped(text: str, width: int | None) -> list[str]:
+    """Break a value into lines that fit a terminal; what goes elsewhere keeps its own lines only."""
+    lines = text.split("\n")
+    if width:
+        lines = [part for line in lines for part in textwrap.wrap(line, width, replace_whitespace=False) or [""]]
+    return lines
+
+
+def main() -> NoReturn:
     """Run the command line; an error of the user's is one line and exit code 2."""
+    arguments = sys.argv[1:] or ["--help"]
+    debug = "--debug" in arguments or bool(os.environ.get("NEARLM_DEBUG"))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    code, message = 0, ""
     try:
-        code = app(standalone_mode=False)
-    except NearLMError as error:
-        _fail(str(error), 2)
-    except KeyboardInterrupt:
-        _fail("interrupted; the same command goes on where it stopped", 130)
-    except typer.Abort:
-        _fail("aborted", 130)
+        code = app([each for each in arguments if each != "--debug"], prog_name="nearlm", standalone_mode=False) or 0
+        _flush()
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
     except Exception as error:
-        if hasattr(error, "format_message"):  # a mistake in the command itself
-            _fail(f"{error.format_message()} (see `nearlm --help`)", 2)
-        if os.environ.get("NEARLM_DEBUG"):
-            raise
-        _fail(f"unexpected {type(error).__name__}: {error} (--debug shows where; please report it)", 1)
-    sys.exit(code if isinstance(code, int) else 0)
+        if debug:
+            import traceback
+
+            traceback.print_exc()
+        code, message = _verdict(error)
+    if code == 130:
+        message = f"interrupted{'; the same command goes on where it stopped' if 'build' in arguments else ''}"
+    if message:
+        print(f"nearlm: {' '.join(message.split())}", file=sys.stderr)
+    _leave(code)
 
 
-def _fail(message: str, code: int) -> None:
-    if os.environ.get("NEARLM_DEBUG") and sys.exc_info()[0] is not None:
-        import traceback
+def _verdict(error: Exception) -> tuple[int, str]:
+    """Return the exit code that an error deserves, and what to say about it."""
+    if isinstance(error, NearLMError):
+        return 2, str(error)
+    if hasattr(error, "format_message"):  # a mistake in the command itself
+        context = getattr(error, "ctx", None)
+        return 2, f"{error.format_message()} (see `{context.command_path if context else 'nearlm'} --help`)"
+    if isinstance(error, BrokenPipeError):
+        return 141, ""
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        return 2, f"{place}{error.strerror or error} (--debug shows where)"
+    return 1, f"unexpected {type(error).__name__}: {error} (--debug shows where; please report it)"
 
-        traceback.print_exc()
-    print(f"nearlm: {' '.join(message.split())}", file=sys.stderr)
+
+def _flush() -> None:
+    if sys.stdout is not None:  # None: it was closed
+        sys.stdout.flush()
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit, without a word about output that nobody reads any more."""
+    try:
+        _flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)

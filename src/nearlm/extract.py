@@ -1,6 +1,7 @@
 """An LM over a corpus → a datastore, in a job that goes on where it stopped."""
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -106,7 +107,8 @@ def _writing(folder: Path) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, FileNotFoundError):
             raise
-        hint = "free some space and repeat the command: it goes on" if error.errno == 28 else "choose another --out"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "free some space and repeat the command: it goes on" if full else "choose another --out"
         raise StoreError(f"cannot write to {folder}: {error.strerror or error}; {hint}") from error
 
 
@@ -152,7 +154,7 @@ class _Builder:
     def _discard(self) -> None:
         """Throw away what an unfinished build or append has left."""
         kept = set() if self.store is None else {MANIFEST, *self.store.manifest["files"]}
-        self.job.close()
+        files.remove(self.job.folder / "plan.json")  # its folder goes last: without it the rest would be a stranger's
         for pattern in (
             "keys-*.npy",
             "values-*.npy",
@@ -166,6 +168,7 @@ class _Builder:
             for path in self.folder.glob(pattern):
                 if path.name not in kept and path.name != (TOKENIZER if kept else ""):
                     files.remove(path)
+        self.job.close()
 
     @contextlib.contextmanager
     def _threads(self) -> Iterator[None]:
@@ -242,22 +245,26 @@ class _Builder:
         """Tell whether this very command has been carried out, also if it was killed right after."""
         if self.store is None:
             return False
-        last = self.store.manifest["segments"][-1]
-        mine = files.canonical_hash(self.plan)
-        if self.job.started and files.canonical_hash(_without(self.job.plan(), "append_to")) == last["plan"]:
+        just_done = self.job.started and self.job.plan()["append_to"] != self.store.manifest["checksum"]
+        if just_done or not self.job.started:
             self.job.close()
-        if last["plan"] == mine and not self.job.started:
-            if not self.corpus.repeatable or read_checksums(self.corpus, last["read"]) == last["sha256"]:
+        same = [segment for segment in self.store.manifest["segments"] if segment["plan"] == _identity(self.plan)]
+        if self.append and (self.job.started or not same):
+            return False
+        if self.corpus.repeatable:
+            if any(self._has_text_of(segment) for segment in same):
                 return True
-            if not self.append:
-                raise StoreError(
-                    f"{self.folder} is finished, but its text has changed since; use another --out or --append"
-                )
-        if not self.append:
-            raise StoreError(
-                f"{self.folder} is a finished store, made with other options; use another --out or --append"
-            )
-        return False
+        elif same and (just_done or not self.append):  # what was piped in then cannot be compared with what is now
+            return True
+        if self.append:
+            return False
+        what = "finished, but its text has changed since" if same else "a finished store, made with other options"
+        raise StoreError(f"{self.folder} is {what}; use another --out or --append")
+
+    def _has_text_of(self, segment: Json) -> bool:
+        """Tell whether a segment was made from the text as it is now."""
+        cut = segment["tokens"] == self.plan["options"]["max_tokens"]
+        return bool(read_checksums(self.corpus, segment["read"] if cut else 0) == segment["sha256"])
 
     def _begin(self) -> None:
         """Start the job, or make sure that the one that was started is this one."""
@@ -299,7 +306,8 @@ class _Builder:
         """Say what the build will need, and refuse it if the disk cannot hold it."""
         records, width = windows.records, np.dtype(self.plan["options"]["key_dtype"]).itemsize
         disk = records * (self.lm.dim * width + 12) + 4 * text["tokens"]
-        there = sum(path.stat().st_blocks * 512 for path in self.folder.glob("*.npy"))
+        old = self.store.manifest["files"] if self.store else {}
+        there = sum(path.stat().st_blocks * 512 for path in self.folder.glob("*.npy") if path.name not in old)
         free = shutil.disk_usage(self.folder).free
         ram = sum(value.nbytes for value in self.lm.model.state_dict().values())
         work = self.plan["options"]["batch_tokens"] * self.lm.dim * 4 * 40
@@ -308,7 +316,7 @@ class _Builder:
             f"{self.plan['options']['key_dtype']} (tap: {self.lm.tap.path})"
         )
         self.reporter.say(f"needs {size(disk)} of disk ({size(free)} free) and about {size(ram + work + 3e8)} of RAM")
-        if self.store is None and disk > free + there:
+        if disk > free + there:
             raise StoreError(
                 f"{self.folder} needs {size(disk)}, its disk has {size(free)} free; free some, or --max-tokens"
             )
@@ -383,6 +391,8 @@ class _Builder:
             made.mkdir()
             for path in sorted(Path(temporary).iterdir()):
                 if path.is_file():
+                    with open(path, "rb") as file:
+                        files.sync(file)
                     path.replace(made / path.name)
             files.replace(made, target)
         listed = {f"{TOKENIZER}/{path.name}": describe(path) for path in sorted(target.iterdir())}
@@ -395,7 +405,7 @@ class _Builder:
             "read": text["read"],
             "tokens": text["tokens"],
             "documents": text["documents"],
-            "plan": files.canonical_hash(self.plan),
+            "plan": _identity(self.plan),
         }
 
     def _describe_model(self) -> Json:
@@ -427,8 +437,10 @@ def _inherit(options: BuildOptions, manifest: Json) -> BuildOptions:
     return replace(options, **stored)
 
 
-def _without(value: Json, name: str) -> Json:
-    return {key: item for key, item in value.items() if key != name}
+def _identity(plan: Json) -> str:
+    """Return a hash of what was asked for, whatever machine carries it out."""
+    dropped = ("append_to", "probe", "torch", "threads")
+    return files.canonical_hash({name: value for name, value in plan.items() if name not in dropped})
 
 
 def _difference(old: Any, new: Any) -> tuple[Any, Any]:
@@ -443,6 +455,6 @@ def _difference(old: Any, new: Any) -> tuple[Any, Any]:
 def _portable(name: str | None, folder: Path) -> tuple[str | None, str | None]:
     """Split a model's name into one that can be shown and, for a local one, its path from the store."""
     if name is None or not Path(name).expanduser().exists():
-        return name, None
+        return name and (Path(name).name if Path(name).is_absolute() else name), None
     path = Path(name).expanduser().resolve()
     return path.name, os.path.relpath(path, folder.resolve())

@@ -35,7 +35,12 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def write_json(path: Path, value: Json) -> None:
     """Replace `path` by `value` as JSON, whole or not at all."""
-    write_bytes(path, json.dumps(value, indent=1, ensure_ascii=False).encode() + b"\n")
+    write_bytes(path, json_bytes(value))
+
+
+def json_bytes(value: Json) -> bytes:
+    """Return the bytes that `write_json` writes; a file name that is no UTF-8 (lone surrogates) passes through."""
+    return json.dumps(value, indent=1, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
 def read_json(path: Path) -> Json:
@@ -107,7 +112,7 @@ def checksum(path: Path) -> str:
 def canonical_hash(value: Any) -> str:
     """Return the sha256 of a JSON value that does not depend on the order of its keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def npy_header(dtype: npt.DTypeLike, shape: tuple[int, ...]) -> bytes:

@@ -1,5 +1,7 @@
 """A causal LM as nearlm uses it: windows of tokens in, context vectors and statistics out."""
 
+import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +13,31 @@ from torch import Tensor, nn
 from nearlm.errors import ModelError
 from nearlm.files import canonical_hash
 from nearlm.pretrained import ModelSpec, load_pretrained
-from nearlm.tap import FFN, Tap, captured, find_tap
+from nearlm.tap import (
+    FFN,
+    Tap,
+    captured,
+    drift,
+    ended_before,
+    find_body,
+    find_head,
+    find_tap,
+    output_of,
+    tolerance,
+)
 from nearlm.windows import Batch
 
 PROBE_TOKENS = 32
 SLICE_BYTES = 64 << 20  # of full-vocabulary logits at a time
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
+_NOT_THE_MODEL = (
+    "transformers_version",
+    "dtype",
+    "torch_dtype",
+    "quantization_config",
+    "architectures",
+    "use_cache",
+)
 
 
 @dataclass(frozen=True)
@@ -25,21 +46,20 @@ class Scores:
 
     keys: Tensor
     logp: Tensor
-    conf: Tensor
-    ent: Tensor
+    conf: Tensor | None
+    ent: Tensor | None
 
 
 class LM:
     """A loaded causal LM with its tokenizer and its key tap."""
 
     def __init__(self, model: nn.Module, tokenizer: Any, *, key_tap: str = FFN, name: str | None = None):
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer = model.eval(), tokenizer
         self.name = name or str(getattr(model, "name_or_path", "") or type(model).__name__)
         self.vocab_size: int = _text_config(model).vocab_size
-        ids = torch.from_numpy(_probe_ids(self.vocab_size)[:16].reshape(2, 8)).to(self.device)
-        self.tap: Tap = find_tap(model, key_tap, ids, _width(model))
+        self.tap: Tap = find_tap(model, key_tap, self._tiny, _width(model))
         self._may_stop = not _has_accelerate_hooks(model)
-        self.dim = self._check_tap(ids)
+        self.dim = self._check_tap()
 
     @classmethod
     def load(cls, spec: ModelSpec | str, *, key_tap: str = FFN) -> "LM":
@@ -51,7 +71,8 @@ class LM:
     @property
     def device(self) -> torch.device:
         """Where the model's inputs go."""
-        return next(self.model.parameters()).device
+        places = (parameter.device for parameter in self.model.parameters())
+        return next((place for place in places if place.type != "meta"), torch.device("cpu"))  # meta: offloaded
 
     @property
     def dtype(self) -> str:
@@ -69,26 +90,29 @@ class LM:
         """Return the context vectors of a batch's recorded positions, [records, dim]; the LM head is not run."""
         ids = torch.from_numpy(batch.ids).to(self.device)
         with torch.inference_mode():
-            return self._vectors(ids)[torch.from_numpy(batch.recorded).to(self.device)]
+            return _picked(self._vectors(ids), torch.from_numpy(batch.recorded))
 
-    def score(self, batch: Batch) -> Scores:
-        """Return the keys and statistics of a batch's recorded positions.
+    def score(self, batch: Batch, *, statistics: bool = True) -> Scores:
+        """Return the keys and log p(target) of a batch's recorded positions, and unless told not to the statistics.
 
         Log-probabilities of the whole vocabulary exist for one slice of positions at a time only.
         """
-        ids = torch.from_numpy(batch.ids).to(self.device)
-        recorded = torch.from_numpy(batch.recorded).to(self.device)
-        targets = torch.from_numpy(batch.targets).to(self.device, torch.int64)
+        measure = _statistics if statistics else _log_probability
+        body, ids = self._body, torch.from_numpy(batch.ids).to(self.device)
+        recorded, targets = torch.from_numpy(batch.recorded), torch.from_numpy(batch.targets)
+        rows = max(1, SLICE_BYTES // (4 * self.vocab_size))
         with torch.inference_mode():
-            keys, hidden = self._vectors_and_hidden(ids)
-            keys, hidden = keys[recorded], hidden[recorded]
-            rows = max(1, SLICE_BYTES // (4 * self.vocab_size))
-            parts = [
-                _statistics(self._logits(hidden[i : i + rows]), targets[i : i + rows])
-                for i in range(0, len(hidden), rows)
-            ]
-        logp, conf, ent = (torch.cat(column) for column in zip(*parts, strict=True))
-        return Scores(keys, logp, conf, ent)
+            with captured(self.tap, stop=False) as inside:
+                output = output_of(body, self.model, ids)
+            states = _picked(_states(output), recorded)
+            with captured(self.tap, stop=False) as behind:  # a tap between body and logits is passed slice by slice
+                parts = [
+                    measure(_logits(self.model, body, output, states[i : i + rows]), targets[i : i + rows])
+                    for i in range(0, len(states), rows)
+                ]
+            keys = _picked(self._shaped(inside, ids), recorded) if inside else torch.cat([v[0] for v in behind])
+        columns = [torch.cat(column) for column in zip(*parts, strict=True)]
+        return Scores(keys, *columns) if statistics else Scores(keys, columns[0], None, None)
 
     def fingerprint(self) -> str:
         """Return the sha256 of the model's canonical config and its parameters' names and shapes."""
@@ -105,20 +129,17 @@ class LM:
         with torch.inference_mode():
             return self._vectors(ids)[0].float().cpu().numpy()
 
+    @property
+    def _tiny(self) -> Tensor:
+        """A few tokens to look at the model with, [2, 8]."""
+        return torch.from_numpy(_probe_ids(self.vocab_size)[:16].reshape(2, 8)).to(self.device)
+
     def _vectors(self, ids: Tensor) -> Tensor:
         """Run the model as far as its tap. Padding stands at the end, so causal attention needs no mask."""
-        if not self._may_stop:
-            return self._vectors_and_hidden(ids)[0]
-        with captured(self.tap, stop=True) as found:
+        end = None if self._may_stop else find_head(self.model)
+        with captured(self.tap, stop=self._may_stop) as found, ended_before(end):
             self.model(input_ids=ids, use_cache=False)
         return self._shaped(found, ids)
-
-    def _vectors_and_hidden(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        with captured(self.tap, stop=False) as found:
-            hidden = self._backbone(input_ids=ids, use_cache=False)[0]
-        if not found:  # the tap is the LM head itself
-            found = [hidden]
-        return self._shaped(found, ids), hidden
 
     def _shaped(self, found: list[Tensor], ids: Tensor) -> Tensor:
         if not found:
@@ -128,37 +149,33 @@ class LM:
             raise ModelError(f"key tap {self.tap.path} gives {got} for {want} tokens, expected one vector a token")
         return found[0].reshape(*ids.shape, -1)
 
-    @property
-    def _backbone(self) -> Any:
-        backbone: Any = getattr(self.model, "base_model", self.model)
-        if backbone is self.model:
-            raise ModelError(f"{type(self.model).__name__} has no base model apart from its head; it cannot be scored")
-        return backbone
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """Turn final hidden states, [n, dim], into the model's own logits, [n, vocabulary].
-
-        The whole model is called with its backbone replaced by these states, so that whatever it
-        does around its head (scaling, soft-capping) is done here too.
-        """
-        from transformers.modeling_outputs import BaseModelOutputWithPast
-
-        backbone, states = self._backbone, BaseModelOutputWithPast(last_hidden_state=hidden[None])
-        ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
-        backbone.forward = lambda *_, **__: states
-        try:
-            return self.model(input_ids=ids, use_cache=False).logits[0].float()  # type: ignore[no-any-return]
-        finally:
-            del backbone.forward
-
-    def _check_tap(self, ids: Tensor) -> int:
-        """Run a tiny forward pass, refuse a tap that does not give one different vector a token; return its width."""
+    @functools.cached_property
+    def _body(self) -> nn.Module:
+        """What runs before the head, once it is seen that head and body apart give the whole model's logits."""
+        body = find_body(self.model, self._tiny)
+        if body is None:
+            raise ModelError(f"{type(self.model).__name__} has no body apart from its head; it cannot be scored")
         with torch.inference_mode():
-            vectors = self._vectors(ids).float()
+            output = output_of(body, self.model, self._tiny)
+            whole = self.model(input_ids=self._tiny, use_cache=False).logits.float().flatten(0, 1)
+            parts = _logits(self.model, body, output, _states(output).flatten(0, 1)).to(whole.device)
+        if parts.shape != whole.shape or drift(parts, whole) > tolerance(self.model):
+            kind = type(self.model).__name__
+            raise ModelError(f"the head of {kind} gives other logits when it is run by itself; {kind} cannot be scored")
+        return body
+
+    def _check_tap(self) -> int:
+        """Run a tiny forward pass, refuse a tap that does not give one different vector a token; return its width."""
+        other_end = self._tiny.clone()
+        other_end[:, -1] = (other_end[:, -1] + 1) % self.vocab_size
+        with torch.inference_mode():
+            vectors, others = self._vectors(self._tiny).float(), self._vectors(other_end).float()
         if not torch.isfinite(vectors).all():
             raise ModelError(f"key tap {self.tap.path} of {self.name} gives non-finite vectors; try --dtype float32")
         if (vectors[0] - vectors[0, :1]).abs().max() == 0:
             raise ModelError(f"key tap {self.tap.path} of {self.name} gives the same vector for every token")
+        if drift(vectors[:, :-1], others[:, :-1]) > tolerance(self.model):
+            raise ModelError(f"{self.name} looks ahead: a token changes the vectors before it; expected a causal LM")
         return vectors.shape[-1]
 
 
@@ -174,14 +191,53 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     )
 
 
-def _statistics(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _picked(vectors: Tensor, recorded: Tensor) -> Tensor:
+    return vectors[recorded.to(vectors.device)]
+
+
+def _states(output: Any) -> Tensor:
+    """Return the hidden states of a body's output."""
+    return output if isinstance(output, Tensor) else output[0]
+
+
+def _logits(model: nn.Module, body: nn.Module, output: Any, states: Tensor) -> Tensor:
+    """Turn final hidden states, [n, dim], into the model's own logits, [n, vocabulary].
+
+    The whole model is called with its body giving these states in place of the `output` it gave, so
+    that whatever the model does around its head (scaling, soft-capping) is done here too.
+    """
+    ids = torch.zeros((1, len(states)), dtype=torch.int64, device=states.device)
+    kept = vars(body).get("forward")  # accelerate and others put their own there
+    body.forward = lambda *_, **__: _with_states(output, states[None])
+    try:
+        return model(input_ids=ids, use_cache=False).logits[0].float()  # type: ignore[no-any-return]
+    finally:
+        del body.forward
+        if kept is not None:
+            body.forward = kept
+
+
+def _with_states(output: Any, states: Tensor) -> Any:
+    if isinstance(output, Tensor):
+        return states
+    if isinstance(output, tuple):
+        return (states, *output[1:])
+    return dataclasses.replace(output, **{next(iter(output)): states})
+
+
+def _statistics(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
     """Return log p(target), max p and the entropy of each row of logits."""
-    total = logits.logsumexp(-1)
-    logp = logits.gather(-1, targets[:, None])[:, 0] - total
-    conf = (logits.amax(-1) - total).exp()
-    p = (logits - total[:, None]).exp_()
-    ent = total - torch.nan_to_num(p.mul_(logits), nan=0.0).sum(-1)
-    return logp, conf, ent
+    logp = logits.sub_(logits.logsumexp(-1, keepdim=True))
+    p = logp.exp()
+    conf = p.amax(-1)
+    ent = -p.mul_(logp).nan_to_num_(nan=0.0).sum(-1)  # 0 log 0 is 0
+    return logp.gather(-1, targets.to(logp.device, torch.int64)[:, None])[:, 0], conf, ent
+
+
+def _log_probability(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+    """Return log p(target) of each row of logits."""
+    chosen = logits.gather(-1, targets.to(logits.device, torch.int64)[:, None])[:, 0]
+    return (chosen - logits.logsumexp(-1),)
 
 
 def _probe_ids(vocab_size: int) -> npt.NDArray[np.int64]:
@@ -210,17 +266,15 @@ def _has_accelerate_hooks(model: nn.Module) -> bool:
 
 def _canonical_config(model: nn.Module) -> dict[str, Any]:
     """Return what of the config makes the model, without names, versions, dtypes and special tokens."""
-    dropped = (
-        "transformers_version",
-        "dtype",
-        "torch_dtype",
-        "quantization_config",
-        "architectures",
-        "use_cache",
-    )
-    config: dict[str, Any] = model.config.to_diff_dict()  # type: ignore[union-attr,operator]
+    config: dict[str, Any] = _canonical(model.config.to_diff_dict())  # type: ignore[union-attr,operator]
+    return config
+
+
+def _canonical(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
     return {
-        name: value
-        for name, value in sorted(config.items())
-        if not name.startswith("_") and name not in dropped and not name.endswith("token_id")
+        name: _canonical(item)
+        for name, item in sorted(value.items(), key=lambda pair: str(pair[0]))
+        if not str(name).startswith("_") and name not in _NOT_THE_MODEL and not str(name).endswith("token_id")
     }

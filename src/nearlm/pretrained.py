@@ -2,7 +2,9 @@
 
 import contextlib
 import copy
+import logging
 import tempfile
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,17 +56,17 @@ def load_pretrained(spec: ModelSpec) -> tuple[nn.Module, Any]:
 @contextlib.contextmanager
 def _hushed() -> Iterator[None]:
     """Keep transformers from drawing its own bars and warnings over ours."""
-    from transformers.utils import logging
+    from transformers.utils import logging as chatter
 
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    verbosity, bars = chatter.get_verbosity(), chatter.is_progress_bar_enabled()
+    chatter.set_verbosity_error()
+    chatter.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(verbosity)
+        chatter.set_verbosity(verbosity)
         if bars:
-            logging.enable_progress_bar()
+            chatter.enable_progress_bar()
 
 
 def choose_device(wish: str) -> torch.device:
@@ -75,6 +77,11 @@ def choose_device(wish: str) -> torch.device:
         raise OptionError(f"--device {wish!r} is no torch device; expected auto, cpu, cuda, cuda:1 …") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise OptionError(f"--device {wish} was asked for, but torch sees no CUDA device here; use --device cpu")
+    try:
+        torch.zeros(1, device=device).item()
+    except Exception as error:  # torch raises what it likes, AssertionError included
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0]
+        raise OptionError(f"--device {wish} cannot be used here ({reason}); use --device cpu") from None
     return device
 
 
@@ -97,7 +104,7 @@ def load_tokenizer(spec: ModelSpec) -> Any:
     try:
         return AutoTokenizer.from_pretrained(place, trust_remote_code=spec.trust_remote_code, **options)
     except Exception as error:
-        raise ModelError(f"the tokenizer of {spec.name!r} cannot be loaded: {_reason(error)}") from error
+        raise ModelError(f"the tokenizer of {spec.name!r} cannot be loaded: {_reason(error)}{_hint(spec)}") from error
 
 
 def _load_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> nn.Module:
@@ -108,16 +115,37 @@ def _load_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> nn
         options["quantization_config"] = _quantization(spec.quantization)
         options["device_map"] = {"": device}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            place, dtype=dtype, trust_remote_code=spec.trust_remote_code, **options
+        model, info = AutoModelForCausalLM.from_pretrained(
+            place,
+            dtype=dtype,
+            trust_remote_code=spec.trust_remote_code,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, in words
+            **options,
         )
-    except MissingExtraError:
-        raise
     except Exception as error:
-        raise ModelError(f"model {spec.name!r} cannot be loaded: {_reason(error)}") from error
+        raise ModelError(f"model {spec.name!r} cannot be loaded: {_reason(error)}{_hint(spec)}") from error
+    _check_complete(spec.name, info)
     if "gguf_file" in options:
         model = _dense(model)
     return model if spec.quantization else model.to(device)  # type: ignore[no-any-return]
+
+
+def _check_complete(name: str, info: dict[str, Any]) -> None:
+    """Refuse weights that do not fill the model: transformers would make up the rest at random."""
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"model {name!r} lacks {len(missing)} of the weights that its config.json asks for, e.g. {missing[0]}; "
+            "expected a complete causal LM"
+        )
+    mismatched = sorted(info["mismatched_keys"])
+    if mismatched:
+        weight, found, expected = mismatched[0]
+        raise ModelError(
+            f"model {name!r} has weights of other shapes than its config.json says, "
+            f"e.g. {weight} is {list(found)}, expected {list(expected)}"
+        )
 
 
 def _place(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
@@ -125,17 +153,25 @@ def _place(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
     if spec.name in BUILT_IN:
         return str(_smollm2()), {}
     path = Path(spec.name).expanduser()
+    if spec.revision and path.exists():
+        raise OptionError(f"--revision {spec.revision} is for models on the hub, but {spec.name!r} is a local path")
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ModelError(f"the GGUF file {spec.name!r} does not exist")
         _need_gguf()
         return str(path.parent), {"gguf_file": path.name}
     if path.is_dir():
-        if not (path / "config.json").exists() and not (path / "adapter_config.json").exists():
+        if not (path / "config.json").exists() and (path / "adapter_config.json").exists():
+            raise ModelError(
+                f"folder {spec.name!r} holds a PEFT adapter; name its base model and add it with --adapter"
+            )
+        if not (path / "config.json").exists():
             raise ModelError(f"folder {spec.name!r} holds no config.json; expected a saved Hugging Face model")
         return str(path), {}
     if path.is_file():
         raise ModelError(f"{spec.name!r} is a file but no .gguf; expected a hub id, a model folder or a GGUF file")
+    if spec.name.startswith(("/", "./", "../", "~")) or spec.name.count("/") > 1:
+        raise ModelError(f"{spec.name!r} does not exist; expected a model folder, a GGUF file or a hub id")
     return spec.name, {"revision": spec.revision} if spec.revision else {}
 
 
@@ -148,6 +184,7 @@ def _quantization(wish: str) -> Any:
         raise MissingExtraError(f"--quantization {wish}", "quantized") from None
     from transformers import BitsAndBytesConfig
 
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it tells of a cast in every layer of every pass
     return BitsAndBytesConfig(load_in_8bit=wish == "8bit", load_in_4bit=wish == "4bit")
 
 
@@ -158,7 +195,9 @@ def _with_adapter(model: nn.Module, adapter: str) -> nn.Module:
     except ImportError:
         raise MissingExtraError(f"--adapter {adapter}", "peft") from None
     try:
-        wrapped = peft.PeftModel.from_pretrained(model, adapter)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Found missing adapter keys")  # the rest would be random
+            wrapped = peft.PeftModel.from_pretrained(model, adapter)
     except Exception as error:
         raise ModelError(f"adapter {adapter!r} cannot be loaded: {_reason(error)}") from error
     if wrapped.active_peft_config.is_prompt_learning:
@@ -214,7 +253,17 @@ def _need_gguf() -> None:
 def _reason(error: Exception) -> str:
     """Boil an exception of transformers down to one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = " ".join(lines[:2])[:300] or type(error).__name__
+    text = " ".join(lines[:2]) or type(error).__name__
+    for lengthy in (" Model type should be one of", " from one of:"):
+        text = text.split(lengthy)[0]
+    text = text[:300].rstrip()
     if "trust_remote_code" in str(error):
         return f"{text} (add --trust-remote-code if you trust its authors)"
-    return f"{text} (expected a hub id, a model folder, a .gguf file or one of: {', '.join(BUILT_IN)})"
+    return text
+
+
+def _hint(spec: ModelSpec) -> str:
+    """Say what a name can be, if it was not even found on this machine."""
+    if Path(spec.name).expanduser().exists():
+        return ""
+    return f" (expected a hub id, a model folder, a .gguf file or one of: {', '.join(BUILT_IN)})"

@@ -11,12 +11,20 @@ Advance = Callable[[int], None]
 _LINE_SECONDS = 15.0
 
 
+class _Console(Console):
+    """Standard error; a job goes on when nobody listens any more."""
+
+    def on_broken_pipe(self) -> None:
+        """Say no more."""
+        self.quiet = True
+
+
 class Reporter:
     """Says things to the user: a live bar on a terminal, a line now and then elsewhere, nothing when quiet."""
 
     def __init__(self, quiet: bool = False):
         self.quiet = quiet
-        self._console = Console(stderr=True, highlight=False)
+        self._console = _Console(stderr=True, highlight=False, emoji=False)
 
     def say(self, line: str) -> None:
         """Print one line."""

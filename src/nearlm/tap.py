@@ -6,6 +6,7 @@ feed-forward network does not.
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,11 @@ class Tap:
 
 
 class _Stop(Exception):
-    """Ends a forward pass as soon as nothing more of it is needed."""
+    """Ends a forward pass as soon as nothing more of it is needed; holds what the last module gave."""
+
+    def __init__(self, output: Any = None):
+        super().__init__()
+        self.output = output
 
 
 @contextlib.contextmanager
@@ -53,6 +58,54 @@ def captured(tap: Tap, *, stop: bool) -> Iterator[list[Tensor]]:
         handle.remove()
 
 
+@contextlib.contextmanager
+def ended_before(module: nn.Module | None) -> Iterator[None]:
+    """End a forward pass where `module` would be called."""
+
+    def hook(*_: Any) -> None:
+        raise _Stop
+
+    handle = module.register_forward_pre_hook(hook) if module is not None else None
+    try:
+        with contextlib.suppress(_Stop):
+            yield
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+def output_of(module: nn.Module, model: nn.Module, ids: Tensor) -> Any:
+    """Run the model until `module` has done its part, and return what that gave."""
+
+    def hook(_: nn.Module, __: Any, output: Any) -> None:
+        raise _Stop(output)
+
+    handle = module.register_forward_hook(hook)
+    try:
+        model(input_ids=ids, use_cache=False)
+    except _Stop as stop:
+        return stop.output
+    finally:
+        handle.remove()
+    raise ModelError(f"{type(module).__name__} was not reached in the forward pass of {type(model).__name__}")
+
+
+def find_body(model: nn.Module, ids: Tensor) -> nn.Module | None:
+    """Find what a model runs before its head: the outermost module around the decoder layers that is called."""
+    layers = _layers(model)
+    names = layers[0].split(".")[:-1] if layers else []
+    around = [model.get_submodule(".".join(names[: i + 1])) for i in range(len(names))]
+    called: list[nn.Module] = []
+    handles = [module.register_forward_pre_hook(lambda module, _: called.append(module)) for module in around]
+    try:
+        with torch.inference_mode():
+            model(input_ids=ids, use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return called[0] if called else None
+
+
 def find_tap(model: nn.Module, wish: str, ids: Tensor, dim: int) -> Tap:
     """Find the tap that was asked for: `ffn`, `last_hidden`, or the path of a module."""
     if wish == LAST_HIDDEN:
@@ -70,8 +123,14 @@ def find_tap(model: nn.Module, wish: str, ids: Tensor, dim: int) -> Tap:
     return Tap(f"{path}.{name}", layer.get_submodule(name), dim)
 
 
+def find_head(model: nn.Module) -> nn.Module | None:
+    """Return the module that turns the last hidden state into logits, if the model says which."""
+    find: Any = getattr(model, "get_output_embeddings", None)
+    return find() if find is not None else None
+
+
 def _last_hidden(model: nn.Module) -> Tap:
-    head = model.get_output_embeddings()  # type: ignore[operator]
+    head = find_head(model)
     if head is None:
         raise ModelError(f"{type(model).__name__} has no output embedding to tap; name a module with --key-tap")
     path = next(path for path, module in model.named_modules() if module is head)
@@ -123,7 +182,7 @@ def _watch(model: nn.Module, layer: nn.Module, ids: Tensor, dim: int) -> list[tu
     def watch(name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if _hidden(args, kwargs, dim) is not None and name not in dict(calls):
-                calls.append((name, _pointwise(module, args, kwargs, output, ids.shape)))
+                calls.append((name, _drift(module, args, kwargs, output, ids.shape) <= tolerance(model)))
 
         return hook
 
@@ -146,10 +205,8 @@ def _has_matrix(module: nn.Module) -> bool:
     return any(tensor.ndim >= 2 and min(tensor.shape[-2:]) >= 1 and tensor.numel() > 1 for tensor in tensors)
 
 
-def _pointwise(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, shape: torch.Size
-) -> bool:
-    """Tell whether the last positions alone give the same output as they gave among the others."""
+def _drift(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, shape: torch.Size) -> float:
+    """Tell how far the output of the last positions alone is from what they gave among the others."""
     rows, columns = shape
 
     def last(value: Any) -> Any:
@@ -166,12 +223,24 @@ def _pointwise(
     try:
         alone = module.forward(*last(args), **{name: last(value) for name, value in kwargs.items()})
     except Exception:
-        return False
+        return math.inf
     alone, among = _first(alone), _first(last(output))
     if alone is None or among is None or alone.shape != among.shape:
-        return False
-    scale = among.float().abs().max().clamp_min(1e-12)
-    return bool((alone.float() - among.float()).abs().max() <= 1e-2 * scale)
+        return math.inf
+    return drift(alone, among)
+
+
+def drift(a: Tensor, b: Tensor) -> float:
+    """Return the largest difference of two tensors' finite numbers, as a part of the largest of them."""
+    a, b = a.double().nan_to_num(0, 0, 0), b.double().nan_to_num(0, 0, 0)
+    return float((a - b).abs().max() / torch.maximum(a.abs().max(), b.abs().max()).clamp_min(1e-12))
+
+
+def tolerance(model: nn.Module) -> float:
+    """Return the drift that rounding alone can explain; in 8-bit models a position's scale depends on the others."""
+    if getattr(model, "is_quantized", False):
+        return 0.2
+    return max(1e-3, 4 * torch.finfo(getattr(model, "dtype", torch.float32)).eps)
 
 
 def _first(value: Any) -> Tensor | None:

@@ -86,11 +86,9 @@ def tokenise(
     """Write a corpus's token stream, going on where an earlier run stopped, and return what it holds."""
     state = job.state(_STEP)
     if state.get("done"):
-        if corpus.repeatable and read_checksums(corpus, state["read"]) != state["sha256"]:
-            raise StoreError(
-                f"the text has changed since the build in {segment.folder} began; "
-                "restore it, or begin again with --restart"
-            )
+        cut = state["tokens"] == max_tokens
+        if corpus.repeatable and read_checksums(corpus, state["read"] if cut else 0) != state["sha256"]:
+            raise _changed()
         return state
     if not corpus.repeatable:
         state = {}
@@ -107,7 +105,7 @@ def tokenise(
 
 
 def read_checksums(corpus: Corpus, documents: int) -> list[str]:
-    """Read the first documents of a corpus again, only for their checksums."""
+    """Read the first documents of a corpus again (0: all of them), only for their checksums."""
     for number, document in enumerate(corpus.documents(), start=1):
         for _ in document.pieces:
             pass
@@ -117,22 +115,24 @@ def read_checksums(corpus: Corpus, documents: int) -> list[str]:
 
 
 def _write(corpus: Corpus, tokenizer: Any, writer: "_Writer", state: files.Json, job: files.Job, advance: Any) -> None:
-    """Encode the documents that `state` does not know yet, with a checkpoint every few seconds."""
-    noted = time.monotonic()
+    """Encode the pieces that `state` does not know yet, with a checkpoint every few seconds."""
+    due = time.monotonic() + CHECKPOINT_SECONDS
     for batch in _batches(corpus, state, writer.batch_characters):
         ids = encode(tokenizer, [piece for _, piece in batch])
         before = writer.count
-        for (document, _), tokens in zip(batch, ids, strict=True):
-            writer.add(document, tokens)
+        for (piece, _), tokens in zip(batch, ids, strict=True):
+            writer.add(piece, tokens)
             if writer.full:
                 break
         advance(writer.count - before)
         if writer.full:
             return
-        if time.monotonic() - noted >= CHECKPOINT_SECONDS and batch[-1][0].last:
+        began = time.monotonic()
+        if began >= due:
             writer.sync()
             job.note(_STEP, writer.state(corpus))
-            noted = time.monotonic()
+            cost = time.monotonic() - began  # grows with the number of sources
+            due = time.monotonic() + max(CHECKPOINT_SECONDS, 20 * cost)
 
 
 @dataclass(frozen=True)
@@ -147,27 +147,37 @@ class _Piece:
 
 
 def _batches(corpus: Corpus, state: files.Json, characters: int) -> Iterator[list[tuple[_Piece, str]]]:
-    """Group pieces of text so that the tokenizer can work on many at once.
-
-    A batch ends with its document whenever the documents are not longer than a batch.
-    """
+    """Group the pieces that `state` does not know yet, so that the tokenizer can work on many at once."""
     batch: list[tuple[_Piece, str]] = []
-    length, skip = 0, state.get("read", 0)
-    for number, document in enumerate(corpus.documents(), start=1):
-        first = True
-        for piece, last in _marked(document.pieces):
-            if number <= skip:
-                continue
-            blank = first and last and not piece.strip()
-            batch.append((_Piece(number, document.source, document.row, first, last), "" if blank else piece))
-            first, length = False, length + len(piece)
-            if length >= characters:
-                yield batch
-                batch, length = [], 0
-        if number == skip and corpus.checksums() != state["sha256"]:
-            raise StoreError("the text has changed since the build began; restore it, or begin again with --restart")
+    count, length, skip = 0, 0, state.get("pieces", 0)
+    for count, (piece, text) in enumerate(_numbered(corpus), start=1):
+        if count <= skip:
+            if count == skip and corpus.checksums() != state["sha256"]:
+                raise _changed()
+            continue
+        batch.append((piece, text))
+        length += len(text) + 1
+        if length >= characters:
+            yield batch
+            batch, length = [], 0
+    if count < skip:
+        raise _changed()
     if batch:
         yield batch
+
+
+def _numbered(corpus: Corpus) -> Iterator[tuple[_Piece, str]]:
+    """Yield every piece of every document, one that is blank and all of its document as no text."""
+    for number, document in enumerate(corpus.documents(), start=1):
+        first = True
+        for text, last in _marked(document.pieces):
+            blank = first and last and not text.strip()
+            yield _Piece(number, document.source, document.row, first, last), "" if blank else text
+            first = False
+
+
+def _changed() -> StoreError:
+    return StoreError("the text has changed since the build began; restore it, or begin again with --restart")
 
 
 def _marked(pieces: Iterator[str]) -> Iterator[tuple[str, bool]]:
@@ -197,10 +207,9 @@ class _Writer:
     def __init__(self, tokens: BinaryIO, docs: BinaryIO, segment: Segment, framing: Framing, limit: int | None):
         self._tokens, self._docs, self._segment, self._framing = tokens, docs, segment, framing
         self._limit = limit
-        self.count, self.documents, self.read = 0, 0, 0
+        self.count, self.documents, self.read, self.pieces = 0, 0, 0, 0
         self._sources: dict[str, int] = {}
-        self._start = 0
-        self._any = False
+        self._open = False  # whether the document that is being read has tokens already
 
     @property
     def full(self) -> bool:
@@ -212,22 +221,26 @@ class _Writer:
 
     def resume(self, state: files.Json) -> None:
         self.count, self.documents, self.read = state["tokens"], state["documents"], state["read"]
+        self.pieces, self._open = state["pieces"], state["open"]
         self._sources = {name: number for number, name in enumerate(state["sources"])}
 
     def add(self, piece: _Piece, ids: list[int]) -> None:
         """Add a piece; a document without any token leaves nothing behind."""
         if piece.first:
-            self._start, self._any = self.count, False
-        if ids and not self._any:
-            self._any = True
-            self._put(self._framing.bos)
-            source = self._sources.setdefault(piece.source, len(self._sources))
-            files.append(self._docs, np.array([self._start, source, piece.row], np.int64).tobytes())
-            self.documents += 1
+            self._open = False
+        if ids and not self._open:
+            self._begin(piece)
         self._put(ids)
-        if piece.last and self._any:
+        if piece.last and self._open:
             self._put(self._framing.separator)
-        self.read = piece.number
+        self.read, self.pieces = piece.number, self.pieces + 1
+
+    def _begin(self, piece: _Piece) -> None:
+        self._open = True
+        self.documents += 1
+        source = self._sources.setdefault(piece.source, len(self._sources))
+        files.append(self._docs, np.array([self.count, source, piece.row], np.int64).tobytes())
+        self._put(self._framing.bos)
 
     def _put(self, ids: Sequence[int]) -> None:
         if self._limit is not None:
@@ -244,6 +257,8 @@ class _Writer:
             "tokens": self.count,
             "documents": self.documents,
             "read": self.read,
+            "pieces": self.pieces,
+            "open": self._open,
             "sources": list(self._sources),
             "sha256": corpus.checksums(),
             "problems": dict(corpus.problems),

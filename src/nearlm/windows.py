@@ -75,10 +75,11 @@ def check_window(window: int, stride: int) -> None:
 
 def plan_shards(windows: Windows, shard_records: int) -> list[slice]:
     """Cut the windows into runs of at most `shard_records` targets, never inside a window."""
-    first, runs, begin = windows.first_record, [], 0
+    first, records, runs, begin = windows.first_record, windows.records, [], 0
     ends = first + windows.targets
     while begin < len(windows):
-        end = int(np.searchsorted(ends, first[begin] + shard_records, side="right"))
+        limit = min(int(first[begin]) + shard_records, records)
+        end = int(np.searchsorted(ends, limit, side="right"))
         runs.append(slice(begin, max(end, begin + 1)))
         begin = runs[-1].stop
     return runs

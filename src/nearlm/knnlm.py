@@ -1,0 +1,282 @@
+"""`KNNLM`: an LM, a retriever and a mixing policy; score text, explain tokens, generate."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nearlm import files
+from nearlm.attach import attach
+from nearlm.datastore import Context, Datastore
+from nearlm.errors import OptionError
+from nearlm.index import DEFAULT, index_folder
+from nearlm.lm import LM
+from nearlm.mix import found, log_p_knn, mix
+from nearlm.pretrained import ModelSpec
+from nearlm.retrieve import Neighbors, Retriever
+from nearlm.trace import SCORE_BATCH_TOKENS, Reading
+from nearlm.windows import Batch, fill_batch, plan_batches, plan_windows
+
+_REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
+
+
+@dataclass
+class Timer:
+    """Where the time of a run went, in seconds."""
+
+    lm: float = 0.0
+    search: float = 0.0
+    mixing: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def total(self) -> float:
+        """Everything since the start."""
+        return time.perf_counter() - self.started
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """Per predicted token, in order: its id, log p of the LM, of the neighbours and of the mixture, and λ."""
+
+    tokens: npt.NDArray[np.int32]
+    log_lm: npt.NDArray[np.float64]
+    log_knn: npt.NDArray[np.float64]
+    logp: npt.NDArray[np.float64]
+    lam: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One token of a text: what LM and memory thought of it, and the nearest contexts (text and token) behind that."""
+
+    token: str
+    p_lm: float
+    p_knn: float
+    p: float
+    lam: float
+    nearest: list[tuple[float, Context]]
+
+
+class KNNLM:
+    """An LM with a memory: p = λ p_kNN + (1 - λ) p_LM."""
+
+    def __init__(
+        self,
+        lm: LM,
+        store: Datastore,
+        retriever: Retriever | None,
+        *,
+        lam: float,
+        temperature: float = 1.0,
+        k: int | None = None,
+    ):
+        if not 0 <= lam <= 1:
+            raise OptionError(f"--lam is {lam}, expected 0 to 1")
+        if not temperature > 0:
+            raise OptionError(f"--temperature is {temperature}, expected more than 0")
+        if k is not None and k < 1:
+            raise OptionError(f"--k is {k}, expected at least 1")
+        self.lm, self.store, self.retriever = lm, store, retriever
+        self.lam, self.temperature, self.k = (lam if retriever else 0.0), temperature, k
+
+    @classmethod
+    def load(
+        cls,
+        store: str | Path | Datastore,
+        model: str | ModelSpec | LM | None = None,
+        *,
+        index: str = DEFAULT,
+        lam: float | None = None,
+        temperature: float | None = None,
+        k: int | None = None,
+        nprobe: int | None = None,
+        distances: str | None = None,
+        knn: bool = True,
+    ) -> "KNNLM":
+        """Load a store's model, index and tuned settings; what is given here goes before what was tuned."""
+        opened = store if isinstance(store, Datastore) else Datastore.open(store)
+        lm = load_lm(opened, model)
+        if not knn:
+            return cls(lm, opened, None, lam=0.0)
+        path = index_folder(opened, index) / "settings.json"
+        tuned = files.read_json(path) if path.exists() else {}
+        retriever = Retriever(
+            opened,
+            index,
+            nprobe=nprobe if nprobe is not None else tuned.get("nprobe"),
+            distances=distances or tuned.get("distances", "index"),
+        )
+        return cls(
+            lm,
+            opened,
+            retriever,
+            lam=lam if lam is not None else tuned.get("lam", 0.25),
+            temperature=temperature if temperature is not None else tuned.get("temperature", 1.0),
+            k=k if k is not None else tuned.get("k"),
+        )
+
+    def score_batch(self, batch: Batch, timer: Timer) -> tuple[TokenScores, Neighbors | None]:
+        """Score one batch of windows and note where the time went."""
+        return self.remember(batch, *self.predict(batch, timer), timer)
+
+    def predict(self, batch: Batch, timer: Timer) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float32]]:
+        """Run the LM: return log p of the targets, and the queries."""
+        started = time.perf_counter()
+        scores = self.lm.score(batch, statistics=False)
+        log_lm, queries = scores.logp.double().cpu().numpy(), scores.keys.float().cpu().numpy()
+        timer.lm += time.perf_counter() - started
+        return log_lm, queries
+
+    def remember(
+        self, batch: Batch, log_lm: npt.NDArray[np.float64], queries: npt.NDArray[np.float32], timer: Timer
+    ) -> tuple[TokenScores, Neighbors | None]:
+        """Search the memory and mix what it says with what the LM said."""
+        if self.retriever is None:
+            nothing = np.full(len(log_lm), -np.inf)
+            return TokenScores(batch.targets, log_lm, nothing, log_lm, np.zeros(len(log_lm))), None
+        started = time.perf_counter()
+        near = self.retriever.search(queries, self.k)
+        searched = time.perf_counter()
+        log_knn = log_p_knn(near.distances, near.tokens, batch.targets, self.temperature, near.weights)
+        logp = mix(log_lm, found(log_knn, log_lm, near.tokens), self.lam)
+        timer.search += searched - started
+        timer.mixing += time.perf_counter() - searched
+        return TokenScores(batch.targets, log_lm, log_knn, logp, np.full(len(logp), self.lam)), near
+
+    def score(self, text: str) -> TokenScores:
+        """Score one text, from its second token on (the first after BOS, if the tokenizer has one)."""
+        ids = self._document(text)
+        return self._score_ids(ids)[0]
+
+    def explain(self, ids: Sequence[int], first: int = 1, nearest: int = 3) -> Iterator[Explanation]:
+        """Explain the tokens of a sequence from position `first` on: what LM and memory thought of each, and why."""
+        scores, neighbors = self._score_ids(np.asarray(ids, np.int32))
+        for row in range(max(first, 1) - 1, len(scores.tokens)):
+            yield Explanation(
+                token=self.lm.tokenizer.decode([int(scores.tokens[row])]),
+                p_lm=float(np.exp(scores.log_lm[row])),
+                p_knn=float(np.exp(scores.log_knn[row])),
+                p=float(np.exp(scores.logp[row])),
+                lam=float(scores.lam[row]),
+                nearest=self._contexts(neighbors, row, nearest),
+            )
+
+    def generate(
+        self, prompt: str | Sequence[str] | Sequence[dict[str, str]], *, chat: bool = False, **options: Any
+    ) -> Any:
+        """Continue one prompt or several by transformers' own `generate`, on the mixture; return the new text(s).
+
+        `options` are those of `generate` (`max_new_tokens`, `do_sample`, `num_beams`, `streamer` …).
+        """
+        single = isinstance(prompt, str) or chat
+        ids = self.generate_ids([prompt] if single else list(prompt), chat=chat, **options)
+        texts = [self.lm.tokenizer.decode(new, skip_special_tokens=True) for _, new in ids]
+        return texts[0] if single else texts
+
+    def generate_ids(
+        self, prompts: Sequence[Any], *, chat: bool = False, **options: Any
+    ) -> list[tuple[list[int], list[int]]]:
+        """Generate for several prompts and return, for each, the ids of prompt and continuation."""
+        refused = [name for name in _REFUSED if options.get(name) is not None]
+        if refused:
+            raise OptionError(
+                f"{refused[0]} drafts tokens without the memory; leave it out (assisted decoding is not supported)"
+            )
+        rows = [self._chat(prompt) if chat else self._document(prompt).tolist() for prompt in prompts]
+        if not all(rows):
+            raise OptionError("the prompt is empty and the tokenizer has no BOS to begin with; give some text")
+        ids, mask = _left_padded(rows, self._pad_id)
+        inputs = {"input_ids": ids.to(self.lm.device), "attention_mask": mask.to(self.lm.device)}
+        options = {"pad_token_id": self._pad_id, **options}
+        model: Any = self.lm.model
+        if self.retriever is None:
+            out = model.generate(**inputs, **options)
+        else:
+            with attach(self.lm, self.retriever, lam=self.lam, temperature=self.temperature, k=self.k):
+                out = model.generate(**inputs, **options)
+        out = getattr(out, "sequences", out).tolist()
+        per = len(out) // len(rows)
+        return [(rows[i // per], _until_end(row[ids.shape[1] :], self._pad_id)) for i, row in enumerate(out)]
+
+    @property
+    def _pad_id(self) -> int:
+        tokenizer = self.lm.tokenizer
+        return int(next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0))
+
+    def _document(self, text: str) -> npt.NDArray[np.int32]:
+        tokenizer = self.lm.tokenizer
+        bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+        return np.asarray(bos + tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], np.int32)
+
+    def _chat(self, prompt: str | list[dict[str, str]]) -> list[int]:
+        tokenizer = self.lm.tokenizer
+        if not getattr(tokenizer, "chat_template", None):
+            raise OptionError(f"the tokenizer of {self.lm.name} has no chat template; leave out --chat")
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _score_ids(self, ids: npt.NDArray[np.int32]) -> tuple[TokenScores, Neighbors | None]:
+        """Score every token of a sequence but its first, in order."""
+        reading = self.reading()
+        windows = plan_windows(np.array([0, len(ids)]), reading.window, reading.stride)
+        if not len(windows):
+            raise OptionError(f"the text has {len(ids)} token, expected at least two: a context and what follows it")
+        order, parts, near = [], [], []
+        for rows in plan_batches(windows, SCORE_BATCH_TOKENS):
+            scores, neighbors = self.score_batch(fill_batch(ids, windows[rows]), Timer())
+            order.append(windows[rows].target_positions)
+            parts.append(scores)
+            near.append(neighbors)
+        rank = np.argsort(np.concatenate(order))
+        columns = {name: _joined(parts, name, rank) for name in ("tokens", "log_lm", "log_knn", "logp", "lam")}
+        joined = None if near[0] is None else Neighbors(*(_joined(near, name, rank) for name in Neighbors._fields))
+        return TokenScores(**columns), joined
+
+    def reading(self, stride: int | None = None) -> Reading:
+        """Return how this model cuts up text: as its store was cut up."""
+        return Reading.of_store(self.store.manifest, stride)
+
+    def _contexts(self, neighbors: Neighbors | None, row: int, count: int) -> list[tuple[float, Context]]:
+        if neighbors is None:
+            return []
+        pairs = zip(neighbors.distances[row, :count], neighbors.ids[row, :count], strict=True)
+        return [(float(d), self.store.context_of(int(i), before=12)) for d, i in pairs if i >= 0]
+
+
+def load_lm(store: Datastore, model: str | ModelSpec | LM | None = None) -> LM:
+    """Load the model of a store, or another that must be the same, and check that it fits."""
+    if not isinstance(model, LM):
+        spec = ModelSpec(**store.model_options()) if model is None else model
+        model = LM.load(spec, key_tap=store.manifest["key_tap"])
+    warning = store.check_model(model.fingerprint(), model.probe(), model.tokenizer_fingerprint(), model.name)
+    if warning:
+        import warnings
+
+        warnings.warn(warning, stacklevel=2)
+    return model
+
+
+def _joined(parts: Sequence[Any], name: str, rank: npt.NDArray[np.int64]) -> Any:
+    columns = [getattr(part, name) for part in parts]
+    return None if columns[0] is None else np.concatenate(columns)[rank]
+
+
+def _left_padded(rows: list[list[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    width = max(map(len, rows))
+    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    return ids, mask
+
+
+def _until_end(ids: list[int], pad: int) -> list[int]:
+    """Cut the padding off the end of a finished row, leaving one end token."""
+    while len(ids) > 1 and ids[-1] == pad and ids[-2] == pad:
+        ids = ids[:-1]
+    return ids

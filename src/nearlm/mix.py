@@ -1,0 +1,104 @@
+"""The maths of a kNN-LM: p_kNN from neighbours, and its mixture with the LM. No files, no state.
+
+p_kNN(y|c) ∝ Σ_i 1[v_i = y] s_i exp(-d_i / T) over the neighbours i, with squared L2 distances d, weights s and
+temperature T; p = λ p_kNN + (1 - λ) p_LM. All in log space; a token that no neighbour has gets p_kNN = 0.
+"""
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.floating]
+Log = npt.NDArray[np.float64]
+
+
+def log_p_knn(
+    distances: Floats,
+    tokens: npt.NDArray[np.int32],
+    targets: npt.NDArray[np.int32],
+    temperature: float = 1.0,
+    weights: npt.NDArray[np.int32] | None = None,
+) -> Log:
+    """Return log p_kNN of one target a row, [n]; distances and tokens are [n, k], and a token of -1 is no neighbour."""
+    out = np.empty(len(targets), np.float64)
+    ones = np.ones((1, 1), np.int32)
+    _target_kernel(distances, tokens, targets, weights if weights is not None else ones, 1.0 / temperature, out)
+    return out
+
+
+def log_p_knn_vocabulary(
+    distances: Floats,
+    tokens: npt.NDArray[np.int32],
+    vocab_size: int,
+    temperature: float = 1.0,
+    weights: npt.NDArray[np.int32] | None = None,
+) -> Log:
+    """Return log p_kNN of the whole vocabulary, [n, vocabulary]: for the few positions of a generation step."""
+    p = np.zeros((len(tokens), vocab_size), np.float64)
+    ones = np.ones((1, 1), np.int32)
+    _vocabulary_kernel(distances, tokens, weights if weights is not None else ones, 1.0 / temperature, p)
+    with np.errstate(divide="ignore"):
+        return np.log(p)
+
+
+def mix(log_lm: Floats, log_knn: Floats, lam: float | Floats) -> Log:
+    """Return log(λ p_kNN + (1 - λ) p_LM); λ is one number or an array that broadcasts."""
+    lam = np.asarray(lam, np.float64)
+    with np.errstate(divide="ignore"):
+        return np.logaddexp(np.log(lam) + log_knn, np.log1p(-lam) + log_lm)
+
+
+def found(log_knn: Floats, log_lm: Floats, tokens: npt.NDArray[np.int32]) -> Floats:
+    """Return log p_kNN, or log p_LM in rows where a search found no neighbour at all: any λ then gives p_LM."""
+    return np.where((tokens >= 0).any(axis=1), log_knn, log_lm)
+
+
+def perplexity(logp: Floats) -> float:
+    """Return exp of the mean negative log-probability."""
+    return float(np.exp(-np.mean(logp, dtype=np.float64)))
+
+
+@numba.njit(cache=True, inline="always")
+def _largest(distances, tokens, scale):  # type: ignore[no-untyped-def]
+    """Return the largest exponent -d/T among real neighbours, -inf if there is none."""
+    best = -np.inf
+    for j in range(len(distances)):
+        if tokens[j] >= 0:
+            best = max(best, -distances[j] * scale)
+    return best
+
+
+@numba.njit(cache=True, parallel=True, nogil=True)
+def _target_kernel(distances, tokens, targets, weights, scale, out):  # type: ignore[no-untyped-def]
+    weighted = weights.shape[0] == tokens.shape[0] and weights.shape[1] == tokens.shape[1]
+    for i in numba.prange(len(targets)):
+        best = _largest(distances[i], tokens[i], scale)
+        total, hit = 0.0, 0.0
+        if best > -np.inf:
+            for j in range(tokens.shape[1]):
+                if tokens[i, j] >= 0:
+                    p = np.exp(-distances[i, j] * scale - best)
+                    if weighted:
+                        p *= weights[i, j]
+                    total += p
+                    if tokens[i, j] == targets[i]:
+                        hit += p
+        out[i] = np.log(hit / total) if hit > 0 else -np.inf
+
+
+@numba.njit(cache=True, parallel=True, nogil=True)
+def _vocabulary_kernel(distances, tokens, weights, scale, p):  # type: ignore[no-untyped-def]
+    weighted = weights.shape[0] == tokens.shape[0] and weights.shape[1] == tokens.shape[1]
+    for i in numba.prange(len(tokens)):
+        best = _largest(distances[i], tokens[i], scale)
+        total = 0.0
+        if best > -np.inf:
+            for j in range(tokens.shape[1]):
+                if tokens[i, j] >= 0:
+                    mass = np.exp(-distances[i, j] * scale - best)
+                    if weighted:
+                        mass *= weights[i, j]
+                    total += mass
+                    p[i, tokens[i, j]] += mass
+            for v in range(p.shape[1]):
+                p[i, v] /= total

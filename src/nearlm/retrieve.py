@@ -1,0 +1,168 @@
+"""Queries → neighbours: search an index, look up tokens and weights, and re-score with the stored keys if asked."""
+
+import contextlib
+import mmap
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import faiss
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nearlm import files
+from nearlm.arrays import ArrayFile
+from nearlm.datastore import Datastore
+from nearlm.errors import OptionError
+from nearlm.files import Json
+from nearlm.index import DEFAULT, PAPER_K, index_folder, open_index
+
+DISTANCES = ("index", "store")
+_RESCORE_QUERIES = 64
+
+
+class Neighbors(NamedTuple):
+    """The neighbours of n queries, [n, k] each, nearest first: squared distances, tokens, weights, record ids.
+
+    Where there are fewer than k, distance inf, token -1, weight 0 and id -1 fill the row. `weights` is None when
+    every record weighs 1.
+    """
+
+    distances: npt.NDArray[np.float32]
+    tokens: npt.NDArray[np.int32]
+    weights: npt.NDArray[np.int32] | None
+    ids: npt.NDArray[np.int64]
+
+
+class Retriever:
+    """Searches one index of a store."""
+
+    def __init__(
+        self,
+        store: Datastore,
+        index: str = DEFAULT,
+        *,
+        nprobe: int | None = None,
+        distances: str = "index",
+        threads: int | None = None,
+    ):
+        if distances not in DISTANCES:
+            raise OptionError(f"--distances is {distances!r}, expected one of {', '.join(DISTANCES)}")
+        for option, value in (("nprobe", nprobe), ("threads", threads)):
+            if value is not None and value < 1:
+                raise OptionError(f"--{option} is {value}, expected at least 1")
+        self.store, self.name, self.distances, self.threads = store, index, distances, threads
+        self.index, self.described = open_index(store, index)
+        if nprobe is not None:
+            if self.index.nprobe is None:
+                raise OptionError(f"index {index!r} ({self.index.spec.first}) has no lists, so --nprobe means nothing")
+            self.index.set_nprobe(nprobe)
+        self._values = self._column("values")
+        self._weights = self._column("weights") if store.weighted else None
+
+    @property
+    def max_k(self) -> int:
+        """The most neighbours that a search returns."""
+        return min(self.index.spec.shortlist or len(self.store), len(self.store))
+
+    def default_k(self) -> int:
+        """How many neighbours a search returns unless told: the paper's 1024, or all that the index gives."""
+        return min(PAPER_K, self.max_k)
+
+    @property
+    def nested(self) -> bool:
+        """Whether the neighbours of a smaller k are the first of a larger one's: not after re-scoring."""
+        return self.distances == "index"
+
+    def search(self, queries: npt.NDArray[np.floating[Any]], k: int | None = None) -> Neighbors:
+        """Return the k nearest neighbours of queries, [n, dim]."""
+        if k is not None and k < 1:
+            raise OptionError(f"--k is {k}, expected at least 1")
+        with self._threads():
+            D, ids = self.index.search(np.asarray(queries, np.float32), min(k or self.default_k(), self.max_k))
+            if self.distances == "store":
+                D, ids = self._rescored(np.asarray(queries, np.float32), ids)
+        return self.neighbors(D, ids)
+
+    def neighbors(self, distances: npt.NDArray[np.float32], ids: npt.NDArray[np.int64]) -> Neighbors:
+        """Look up the tokens and weights of what a search found."""
+        real = ids >= 0
+        tokens = np.where(real, self._values[ids], np.int32(-1))
+        weights = None if self._weights is None else np.where(real, self._weights[ids], np.int32(0))
+        return Neighbors(np.where(real, distances, np.float32(np.inf)), tokens, weights, ids)
+
+    def describe(self) -> Json:
+        """Say what a search depends on."""
+        spec = self.described["spec"]
+        return {
+            "store": self.store.manifest["checksum"],
+            "index": self.described["files"],
+            "nprobe": self.index.nprobe,
+            "shortlist": spec["shortlist"],
+            "distances": self.distances,
+        }
+
+    def _rescored(
+        self, queries: npt.NDArray[np.float32], ids: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """Replace the index's distances by true ones and sort anew, some queries at a time."""
+        out = np.empty(ids.shape, np.float32)
+        for start in range(0, len(ids), _RESCORE_QUERIES):
+            part = slice(start, start + _RESCORE_QUERIES)
+            unique, inverse = np.unique(ids[part], return_inverse=True)
+            unique = np.maximum(unique, 0)
+            self._read_ahead(unique)
+            rows = torch.from_numpy(self.store.keys.take(unique)).float().numpy()
+            _distance_kernel(queries[part], rows, inverse.reshape(ids[part].shape), out[part])
+        out[ids < 0] = np.inf
+        order = np.argsort(out, axis=1, kind="stable")
+        return np.take_along_axis(out, order, 1), np.take_along_axis(ids, order, 1)
+
+    def _read_ahead(self, ids: npt.NDArray[np.int64]) -> None:
+        """Ask the system for the pages of some records before they are read, so that a cold disk works in parallel."""
+        first = 0
+        for shard in self.store.keys.shards:
+            here = ids[np.searchsorted(ids, first) : np.searchsorted(ids, first + len(shard))] - first
+            first += len(shard)
+            mapped = getattr(shard, "_mmap", None)
+            if mapped is not None and len(here):
+                for begin, length in _page_runs(here, shard.nbytes // len(shard), files.NPY_HEADER):
+                    mapped.madvise(mmap.MADV_WILLNEED, begin, min(length, len(mapped) - begin))
+
+    def _column(self, name: str) -> npt.NDArray[np.int32]:
+        path = index_folder(self.store, self.name) / self.described["data"] / f"{name}.npy"
+        return ArrayFile(path, np.dtype("int32"), (len(self.store),)).open()
+
+    @contextlib.contextmanager
+    def _threads(self) -> Iterator[None]:
+        if self.threads is None:
+            yield
+            return
+        before = faiss.omp_get_max_threads()
+        faiss.omp_set_num_threads(self.threads)
+        try:
+            yield
+        finally:
+            faiss.omp_set_num_threads(before)
+
+
+def _page_runs(rows: npt.NDArray[np.int64], width: int, offset: int) -> list[tuple[int, int]]:
+    """Return the runs of pages (begin, length in bytes) that hold some rows of a file."""
+    first = (rows * width + offset) // mmap.PAGESIZE
+    last = ((rows + 1) * width + offset - 1) // mmap.PAGESIZE
+    cut = np.flatnonzero(first[1:] > last[:-1] + 1) + 1
+    begins, ends = first[np.concatenate(([0], cut))], last[np.concatenate((cut - 1, [len(rows) - 1]))]
+    return [(int(b) * mmap.PAGESIZE, int(e - b + 1) * mmap.PAGESIZE) for b, e in zip(begins, ends, strict=True)]
+
+
+@numba.njit(cache=True, parallel=True, nogil=True, fastmath=True)
+def _distance_kernel(queries, rows, inverse, out):  # type: ignore[no-untyped-def]
+    for i in numba.prange(len(queries)):
+        for j in range(inverse.shape[1]):
+            total = np.float32(0)
+            row = rows[inverse[i, j]]
+            for d in range(queries.shape[1]):
+                difference = row[d] - queries[i, d]
+                total += difference * difference
+            out[i, j] = total

@@ -1,0 +1,186 @@
+"""Indexes and retrieval against brute force; indexing that goes on after a kill and after an append."""
+
+import json
+
+import faiss
+import numpy as np
+import pytest
+from conftest import make_text
+
+from nearlm import indexing
+from nearlm.datastore import Datastore
+from nearlm.errors import OptionError, StoreError
+from nearlm.extract import build
+from nearlm.index import IndexSpec, choose_index, open_index, paper_code_bytes, paper_nlist, verify_index
+from nearlm.indexing import build_index, exact_search
+from nearlm.retrieve import Retriever
+
+TWO_STAGES = IndexSpec("IVF16,PQ16x4fs", 16, 16, "SQ8", 200)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, lm):
+    folder = tmp_path_factory.mktemp("index")
+    for number in range(3):
+        (folder / f"train{number}.txt").write_text(make_text(400, seed=number))
+    return build(lm, str(folder), folder / "store", window=64, shard_records=700, quiet=True)
+
+
+@pytest.fixture
+def queries(store):
+    rng = np.random.default_rng(0)
+    return (store.keys.take(rng.integers(0, len(store), 20)) + rng.normal(0, 0.3, (20, 32))).astype(np.float32)
+
+
+def brute_force(store, queries, k):
+    keys = store.keys[:].astype(np.float64)
+    d = ((queries[:, None].astype(np.float64) - keys) ** 2).sum(-1)
+    ids = np.argsort(d, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(d, ids, 1), ids
+
+
+def test_flat_search_is_exact(store, queries):
+    build_index(store, "flat", name="exact", quiet=True)
+    found = Retriever(store, "exact").search(queries, 50)
+    d, ids = brute_force(store, queries, 50)
+    np.testing.assert_allclose(found.distances, d, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(found.tokens, store.values[:][found.ids])
+    assert np.mean(found.ids == ids) > 0.99  # equal but for ties
+    np.testing.assert_allclose(exact_search(store, queries, 50)[0], d, rtol=1e-4, atol=1e-4)
+
+
+def test_fewer_records_than_k_and_an_empty_list_are_padded(tmp_path, lm):
+    (tmp_path / "t.txt").write_text("the licence")
+    small = build(lm, str(tmp_path / "t.txt"), tmp_path / "s", quiet=True)
+    build_index(small, quiet=True)
+    found = Retriever(small).search(np.zeros((2, 32), np.float32), 1024)
+    assert found.ids.shape == (2, len(small)) and set(found.ids[0]) == set(range(len(small)))
+    (tmp_path / "one.txt").write_text("x")
+    one = build(lm, str(tmp_path / "one.txt"), tmp_path / "s1", separator="none", quiet=True)
+    build_index(one, quiet=True)
+    assert len(one) == 1 and Retriever(one).search(np.ones((1, 32), np.float32)).tokens.tolist() == [[one.values[0]]]
+
+
+def test_missing_neighbours_have_token_minus_one(store):
+    build_index(store, "IVF64,Flat", name="lists", nprobe=1, quiet=True)
+    found = Retriever(store, "lists").search(store.keys[:5].astype(np.float32), len(store))
+    missing = found.ids < 0
+    assert missing.any()
+    assert (found.tokens[missing] == -1).all() and np.isinf(found.distances[missing]).all()
+    assert (found.tokens[~missing] >= 0).all()
+
+
+def test_store_distances_are_the_true_ones_in_order(store, queries):
+    build_index(store, "IVF16,PQ8", name="coarse", nprobe=16, quiet=True)
+    rough = Retriever(store, "coarse").search(queries, 60)
+    found = Retriever(store, "coarse", distances="store").search(queries, 60)
+    keys = store.keys[:].astype(np.float64)
+    for row in range(len(queries)):
+        assert set(found.ids[row]) == set(rough.ids[row])
+        true = ((keys[found.ids[row]] - queries[row]) ** 2).sum(1)
+        np.testing.assert_allclose(found.distances[row], true, rtol=1e-5, atol=1e-5)
+    assert (np.diff(found.distances, axis=1) >= 0).all()
+
+
+def test_nprobe_reaches_the_lists_below_a_transform(store, queries, monkeypatch):
+    build_index(store, "PCAR16,IVF32,SQ8", name="below", quiet=True)
+    few, all_ = Retriever(store, "below", nprobe=1), Retriever(store, "below", nprobe=32)
+    assert faiss.extract_index_ivf(few.index.first).nprobe == 1
+    many = (all_.search(queries, 100).ids >= 0).sum()
+    assert (few.search(queries, 100).ids >= 0).sum() < many == queries.shape[0] * 100
+    with pytest.raises(OptionError, match="has no lists"):
+        build_index(store, "flat", name="exact", quiet=True)
+        Retriever(store, "exact", nprobe=3)
+
+
+def test_a_shortlist_is_nested_in_k_and_bounds_it(store, queries, monkeypatch):
+    monkeypatch.setattr(indexing, "choose_index", lambda *_: TWO_STAGES)
+    build_index(store, "auto", name="two", quiet=True)
+    retriever = Retriever(store, "two")
+    most = retriever.search(queries, 5000)
+    assert most.ids.shape[1] == retriever.max_k == 200
+    np.testing.assert_array_equal(retriever.search(queries, 30).ids, most.ids[:, :30])
+    assert (np.diff(most.distances, axis=1) >= 0).all()
+
+
+def test_the_papers_index_is_as_facts_define_it():
+    assert [paper_nlist(n) for n in (852_105, 1, 103_000_000)] == [1024, 1, 4096]
+    assert [paper_code_bytes(d) for d in (576, 1024, 1536, 50)] == [64, 64, 64, 50]
+    assert choose_index("paper", 852_105, 576) == IndexSpec("IVF1024,PQ64", 32)
+    assert choose_index("flat", 10, 576) == IndexSpec("Flat")
+    with pytest.raises(OptionError, match="no FAISS factory"):
+        choose_index("nonsense", 10, 576)
+    with pytest.raises(OptionError, match="nprobe"):
+        choose_index("paper", 10, 576, 0)
+
+
+def test_index_json_says_what_was_measured(store):
+    described = build_index(store, "IVF16,SQ8", name="measured", nprobe=16, quiet=True)
+    assert described["recall"] > 0.9 and described["distance_error"] < 0.1
+    assert described["queries_per_second"] > 0 and 32 < described["bytes_per_record"] < 100
+    assert build_index(store, "IVF16,SQ8", name="measured", nprobe=16, quiet=True) == described
+    verify_index(store, "measured")
+    path = next((store.path / "index" / "measured").glob("data-*/first.faiss"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match=r"first\.faiss"):
+        verify_index(store, "measured")
+    path.write_bytes(data[:-1])
+    with pytest.raises(StoreError, match="cut"):
+        open_index(store, "measured")
+
+
+def test_indexing_goes_on_after_a_kill(store, monkeypatch):
+    whole = build_index(store, "IVF16,SQ8", name="whole", quiet=True)
+    monkeypatch.setattr(indexing, "BLOCK", 100)
+    monkeypatch.setattr(indexing, "CHECKPOINT_SECONDS", 0.0)
+    trained, real_add, adds = [], indexing.SearchIndex.add, []
+    monkeypatch.setattr(indexing, "train_index", lambda *a, real=indexing.train_index: (trained.append(1), real(*a)))
+
+    def add(self, keys):
+        if len(adds) in (3, 9):
+            adds.append(0)
+            raise KeyboardInterrupt
+        adds.append(len(keys))
+        real_add(self, keys)
+
+    monkeypatch.setattr(indexing.SearchIndex, "add", add)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            build_index(store, "IVF16,SQ8", name="killed", quiet=True)
+        with pytest.raises(StoreError, match="no index"):
+            open_index(store, "killed")
+    killed = build_index(store, "IVF16,SQ8", name="killed", quiet=True)
+    assert sum(adds) == len(store) and len(trained) == 1
+    for name in ("records", "recall", "distance_error", "spec"):
+        assert killed[name] == whole[name]
+
+
+def test_after_an_append_only_the_new_records_are_added(tmp_path, lm, monkeypatch):
+    for number in range(2):
+        (tmp_path / f"{number}.txt").write_text(make_text(300, seed=number))
+    store = build(lm, str(tmp_path / "0.txt"), tmp_path / "s", window=64, quiet=True)
+    build_index(store, "IVF16,SQ8", quiet=True)
+    old = len(store)
+    store = build(None, str(tmp_path / "1.txt"), tmp_path / "s", append=True, quiet=True)
+    with pytest.raises(StoreError, match="earlier state"):
+        open_index(store)
+    added, real_add = [], indexing.SearchIndex.add
+    monkeypatch.setattr(indexing.SearchIndex, "add", lambda self, keys: (added.append(len(keys)), real_add(self, keys)))
+    described = build_index(store, quiet=True)
+    assert sum(added) == len(store) - old and described["records"] == len(store)
+    assert len(list((store.path / "index" / "default").glob("data-*"))) == 1
+    near = Retriever(store, nprobe=16).search(store.keys[-1:].astype(np.float32), 1)
+    assert near.tokens[0, 0] == store.values[-1]
+
+
+def test_unknown_names_are_refused_with_those_there_are(store):
+    build_index(store, "flat", name="exact", quiet=True)
+    with pytest.raises(StoreError, match="exact"):
+        open_index(Datastore.open(store.path), "none")
+    with pytest.raises(OptionError, match="plain name"):
+        open_index(store, "../x")
+    with pytest.raises(OptionError, match="--distances"):
+        Retriever(store, "exact", distances="parent?")
+    assert json.loads((store.path / "index" / "exact" / "index.json").read_text())["factory"] == "flat"
