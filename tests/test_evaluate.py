@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from conftest import make_text
 from nearlm.attach import attach
 from nearlm.evaluate import evaluate
 from nearlm.extract import build
 from nearlm.indexing import build_index
 from nearlm.knnlm import KNNLM
-from conftest import make_text
 
 WINDOW = 48
 
@@ -38,7 +38,7 @@ def plain_knn_lm(model, tokenizer, text, store, lam, temperature, k, stride=WIND
     log_lm, logp, begin, done = [], [], 0, 1
     while done < len(ids):
         seen = []
-        hook = model.model.layers[-1].mlp.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        hook = model.model.layers[-1].mlp.register_forward_pre_hook(lambda _, args, to=seen: to.append(args[0]))
         window = ids[begin : min(begin + WINDOW, len(ids) - 1)]
         with torch.no_grad():
             logs = model(torch.tensor([window])).logits[0].double().log_softmax(-1).numpy()

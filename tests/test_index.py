@@ -5,8 +5,8 @@ import json
 import faiss
 import numpy as np
 import pytest
-from conftest import make_text
 
+from conftest import make_text
 from nearlm import indexing
 from nearlm.datastore import Datastore
 from nearlm.errors import OptionError, StoreError

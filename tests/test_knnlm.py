@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from conftest import make_llama, make_text
 from transformers import RepetitionPenaltyLogitsProcessor
 
+from conftest import make_llama, make_text
 from nearlm.attach import attach
 from nearlm.errors import ModelError, OptionError
 from nearlm.extract import build

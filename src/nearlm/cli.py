@@ -130,7 +130,7 @@ def build(
     build_store(
         spec or None,
         [*text, *(more_text or ())],
-        _folder(out),
+        store_folder(out),
         append=append,
         restart=restart,
         field=field,
@@ -150,7 +150,7 @@ def info(
     """Show what a store holds, or trace one of its records to its text."""
     from nearlm.datastore import Datastore
 
-    opened = Datastore.open(_folder(store))
+    opened = Datastore.open(store_folder(store))
     _show(opened.summary() if record is None else opened.trace(record), as_json)
 
 
@@ -160,13 +160,170 @@ def verify(store: Store) -> None:
     from nearlm.datastore import Datastore
     from nearlm.progress import Reporter, size
 
-    opened = Datastore.open(_folder(store))
+    opened = Datastore.open(store_folder(store))
     with Reporter().bar("verifying", opened.bytes, "bytes") as advance:
         opened.verify(advance)
     print(f"{store}: {len(opened.manifest['files'])} files, {size(opened.bytes)}, all as they were written")
 
 
-def _folder(store: str) -> Path:
+IndexName = Annotated[str, typer.Option("--index", metavar="NAME", help="Which index of the store.")]
+Nprobe = Annotated[int | None, typer.Option(metavar="N", help="Lists a search looks at. [default: the index's]")]
+K = Annotated[int | None, typer.Option("--k", metavar="N", help="Neighbours of a token. [default: tuned, or 1024]")]
+Lam = Annotated[float | None, typer.Option("--lam", metavar="L", help="Weight of the memory, 0 to 1. [default: tuned]")]
+Temperature = Annotated[float | None, typer.Option(metavar="T", help="Divides distances. [default: tuned, or 1]")]
+Distances = Annotated[
+    str | None, typer.Option(metavar="WHICH", help="index: as the index gives them; store: exact. [default: index]")
+]
+Model = Annotated[str | None, typer.Option(metavar="MODEL", help="The store's model, if it has moved.")]
+Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 …")]
+Dtype = Annotated[str, typer.Option(metavar="DTYPE", help="auto, float32, bfloat16, float16.")]
+MaxTokens = Annotated[int | None, typer.Option(metavar="N", help="Use only the first N tokens of the text.")]
+Stride = Annotated[int | None, typer.Option(metavar="N", help="Tokens from window to window. [default: the window]")]
+Field = Annotated[str, typer.Option(metavar="NAME", help="Field of rows that holds the text.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
+
+
+@app.command()
+def index(
+    store: Store,
+    factory: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="auto, paper, flat, or a FAISS factory string. [default: auto, or as it is]"),
+    ] = None,
+    nprobe: Nprobe = None,
+    name: IndexName = "default",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a search index over a store's keys, or bring it up to date."""
+    from nearlm.datastore import Datastore
+    from nearlm.indexing import build_index
+
+    made = build_index(Datastore.open(store_folder(store)), factory, name=name, nprobe=nprobe, quiet=quiet)
+    _show({name: value for name, value in made.items() if name not in ("files", "shards", "manifest")}, as_json)
+
+
+@app.command()
+def tune(
+    store: Store,
+    text: Texts,
+    more_text: MoreTexts = None,
+    name: IndexName = "default",
+    nprobe: Nprobe = None,
+    k: K = None,
+    distances: Distances = None,
+    stride: Stride = None,
+    max_tokens: MaxTokens = None,
+    model: Model = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    field: Field = "text",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Choose λ, T and k on a validation text, and keep them with the index."""
+    from nearlm.datastore import Datastore
+    from nearlm.knnlm import load_lm
+    from nearlm.progress import Reporter
+    from nearlm.retrieve import Retriever
+    from nearlm.tune import tune as tune_index
+
+    opened = Datastore.open(store_folder(store))
+    retriever = Retriever(opened, name, nprobe=nprobe, distances=distances or "index")
+    lm = load_lm(opened, _spec(opened, model, device, dtype))
+    options: dict[str, Any] = {"k": k, "stride": stride, "max_tokens": max_tokens, "field": field}
+    found = tune_index(lm, retriever, [*text, *(more_text or ())], reporter=Reporter(quiet), **options)
+    if as_json:
+        _show(found.to_json(), True)
+    else:
+        print(found.table())
+
+
+@app.command("eval")
+def evaluate_text(
+    store: Store,
+    text: Texts,
+    more_text: MoreTexts = None,
+    name: IndexName = "default",
+    lam: Lam = None,
+    temperature: Temperature = None,
+    k: K = None,
+    nprobe: Nprobe = None,
+    distances: Distances = None,
+    no_knn: Annotated[bool, typer.Option("--no-knn", help="The model alone, on the same path.")] = False,
+    stride: Stride = None,
+    max_tokens: MaxTokens = None,
+    model: Model = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    field: Field = "text",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Perplexity and speed over a text, and where the time went."""
+    from nearlm.evaluate import evaluate
+    from nearlm.progress import Reporter
+
+    mixing = {"lam": lam, "temperature": temperature, "k": k, "nprobe": nprobe, "distances": distances}
+    knnlm = _knnlm(store, model, device, dtype, index=name, knn=not no_knn, **mixing)
+    options: dict[str, Any] = {"stride": stride, "max_tokens": max_tokens, "field": field}
+    found = evaluate(knnlm, [*text, *(more_text or ())], reporter=Reporter(quiet), **options)
+    _show(found.to_json(), as_json)
+
+
+@app.command()
+def generate(
+    store: Store,
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="What to continue; - reads it from stdin.")],
+    max_new_tokens: Annotated[int, typer.Option(metavar="N", help="How many tokens to add at most.")] = 60,
+    chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the tokenizer's chat template.")] = False,
+    sample: Annotated[bool, typer.Option("--sample", help="Sample instead of taking the likeliest token.")] = False,
+    top_p: Annotated[float | None, typer.Option(metavar="P", help="Sample from the likeliest tokens up to P.")] = None,
+    beams: Annotated[int, typer.Option(metavar="N", help="Beams of a beam search.")] = 1,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the sampling.")] = 0,
+    explain: Annotated[bool, typer.Option("--explain", help="Show what the memory contributed to each token.")] = False,
+    name: IndexName = "default",
+    lam: Lam = None,
+    temperature: Temperature = None,
+    k: K = None,
+    nprobe: Nprobe = None,
+    distances: Distances = None,
+    no_knn: Annotated[bool, typer.Option("--no-knn", help="The model alone, without its memory.")] = False,
+    model: Model = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+) -> None:
+    """Continue a prompt with the model and its memory."""
+    from nearlm.console import write_continuation
+
+    mixing = {"lam": lam, "temperature": temperature, "k": k, "nprobe": nprobe, "distances": distances}
+    knnlm = _knnlm(store, model, device, dtype, index=name, knn=not no_knn, **mixing)
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}
+    if top_p is not None:
+        options["top_p"] = top_p
+    read = sys.stdin.read() if prompt == "-" else prompt
+    write_continuation(knnlm, read, chat=chat, seed=seed, explain=explain, **options)
+
+
+def _spec(store: Any, model: str | None, device: str, dtype: str) -> Any:
+    """Say how to load a store's model: from where it was, or from where it is now."""
+    import dataclasses
+
+    from nearlm.pretrained import ModelSpec
+
+    spec = ModelSpec(**store.model_options())
+    return dataclasses.replace(spec, name=model or spec.name, device=device, dtype=dtype)
+
+
+def _knnlm(store: str, model: str | None, device: str, dtype: str, **options: Any) -> Any:
+    from nearlm.datastore import Datastore
+    from nearlm.knnlm import KNNLM
+
+    opened = Datastore.open(store_folder(store))
+    return KNNLM.load(opened, _spec(opened, model, device, dtype), **options)
+
+
+def store_folder(store: str) -> Path:
     """Return the path of a store, which may be in the cache (`cache:NAME`)."""
     from nearlm.fetch import cache_dir
 
@@ -189,6 +346,8 @@ def _show(values: dict[str, Any], as_json: bool) -> None:
     width = max(map(len, values)) + 2
     columns = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else None
     for name, value in values.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {_worded(item)}" for key, item in value.items() if item is not None)
         lines = _wrapped(_worded(value), columns and max(20, columns - width))
         print(f"{name.replace('_', ' '):{width}}{lines[0]}".rstrip())
         for line in lines[1:]:
@@ -200,6 +359,8 @@ def _worded(value: Any) -> str:
         return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

@@ -115,8 +115,8 @@ class SearchIndex:
         k = min(k, shortlist)
         stages = faiss.IndexRefine(self.first, self.second)
         stages.k_factor = shortlist / k
-        found = stages.search(x, k)
-        return found
+        refined: Found = stages.search(x, k)
+        return refined
 
     def add(self, keys: npt.NDArray[np.float32]) -> None:
         """Add keys; their ids go on from those that are there."""

@@ -44,6 +44,16 @@ class Tuning:
     knn_wins: float
     oracle_perplexity: float
 
+    def table(self) -> str:
+        """Return what was found, for people."""
+        rows = [f"{self.tokens:,} tokens; the LM alone has perplexity {self.nlm_perplexity:.3f}"]
+        rows += [_line(f"k={point.k}", point) for point in self.by_k]
+        rows.append(_line("best", self.best) + "  ← kept with the index")
+        rows.append(_line("the paper's T=1", self.paper))
+        rows.append(f"the memory is at least as good as the LM for {self.knn_wins:.0%} of the tokens; ")
+        rows[-1] += f"if one knew which, perplexity would be {self.oracle_perplexity:.3f}"
+        return "\n".join(rows)
+
     def to_json(self) -> Json:
         """Return everything as plain values."""
         return asdict(self)
@@ -94,6 +104,10 @@ def tune_traces(traces: Sequence[Trace]) -> Tuning:
         knn_wins=float(np.mean(log_knn >= log_lm)),
         oracle_perplexity=perplexity(np.maximum(log_knn, log_lm)),
     )
+
+
+def _line(label: str, point: Point) -> str:
+    return f"{label:16}k={point.k:<5} T={point.temperature:<8g} λ={point.lam:<5g} perplexity {point.perplexity:.3f}"
 
 
 def _ks(trace: Trace) -> list[int]:
