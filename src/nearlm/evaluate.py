@@ -10,6 +10,7 @@ import numpy as np
 
 from nearlm.files import Json
 from nearlm.knnlm import KNNLM, Timer, TokenScores
+from nearlm.mix import warm_up
 from nearlm.progress import Reporter
 from nearlm.trace import SCORE_BATCH_TOKENS, TokenText, read_text
 from nearlm.windows import Batch, fill_batch, plan_batches
@@ -67,7 +68,9 @@ def evaluate_tokens(
     knnlm: KNNLM, text: TokenText, *, batch_tokens: int = SCORE_BATCH_TOKENS, reporter: Reporter | None = None
 ) -> Evaluation:
     """Score a tokenised text."""
-    reporter, timer = reporter or Reporter(quiet=True), Timer()
+    reporter = reporter or Reporter(quiet=True)
+    warm_up()
+    timer = Timer()
     logp = log_lm = 0.0
     with reporter.bar("evaluating", text.windows.records, "tokens") as advance:
         batches = (fill_batch(text.tokens, text.windows[rows]) for rows in plan_batches(text.windows, batch_tokens))
