@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 from conftest import make_text
-from nearlm import files, shards, tokenise
+from nearlm import columns, files, tokenise
 from nearlm.datastore import Datastore
 from nearlm.errors import StoreError
 from nearlm.extract import build
@@ -72,7 +72,7 @@ def doomed(at: int, torn: bool = False) -> Iterator[Doom]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files.os, "fsync", lambda _: None)
         patch.setattr(files.os, "fdatasync", lambda _: None)
-        for module in (shards, tokenise):
+        for module in (columns, tokenise):
             patch.setattr(module, "CHECKPOINT_SECONDS", 0)
             patch.setattr(module, "time", clock)
         patch.setattr(tokenise, "_BATCH_CHARACTERS", 60)
@@ -210,7 +210,7 @@ def test_every_change_of_a_resumed_run_may_be_its_last(lm, rows, whole, tmp_path
 RUNNER = """
 import json, os, random, runpy, signal, sys, threading, time
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
-from nearlm import extract, files, shards, tokenise
+from nearlm import columns, extract, files, tokenise
 
 def arm(kind, after, seed):
     left = [after]
@@ -230,7 +230,7 @@ def arm(kind, after, seed):
 def child(job):
     os.dup2(os.open(job["stderr"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    shards.CHECKPOINT_SECONDS = tokenise.CHECKPOINT_SECONDS = 0
+    columns.CHECKPOINT_SECONDS = tokenise.CHECKPOINT_SECONDS = 0
     if job["signal"]:
         arm(job["signal"], job["after"], job["seed"])
     sys.argv = ["nearlm", *job["arguments"]]

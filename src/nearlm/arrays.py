@@ -30,6 +30,11 @@ class ArrayFile:
         """The file's size."""
         return files.NPY_HEADER + int(np.prod(self.shape)) * self.dtype.itemsize
 
+    @property
+    def sound(self) -> bool:
+        """Whether the file is there in its full size."""
+        return self.path.exists() and self.path.stat().st_size == self.bytes
+
     def check(self) -> None:
         """Refuse a file that is missing, cut, or of another type or shape."""
         if not self.path.is_file():

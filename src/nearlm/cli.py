@@ -120,7 +120,7 @@ def build(
     Example:
       nearlm build --model smollm2-135m --text spdx:train --max-tokens 20000 --out mystore
     """
-    from nearlm.extract import BuildOptions
+    from nearlm.buildplan import BuildOptions
     from nearlm.extract import build as build_store
     from nearlm.pretrained import ModelSpec
 

@@ -30,7 +30,7 @@ def fill_columns(
     number of each batch when it is written.
     """
     state = job.state(step)
-    if state.get("batches") is None or not all(_sound(column) for column in columns.values()):
+    if state.get("batches") is None or not all(column.sound for column in columns.values()):
         for column in columns.values():
             files.allocate(column.path, column.header, column.bytes)
         state = _note(job, step, 0)
@@ -51,10 +51,6 @@ def fill_columns(
         for file in opened.values():
             files.sync(file)
     _note(job, step, batches)
-
-
-def _sound(column: ArrayFile) -> bool:
-    return column.path.exists() and column.path.stat().st_size == column.bytes
 
 
 def _note(job: files.Job, step: str, batches: int) -> Json:

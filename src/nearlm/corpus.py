@@ -69,7 +69,7 @@ TEXT_SUFFIXES = frozenset(
     ]
 )
 ROW_SUFFIXES = frozenset((".jsonl", ".ndjson", ".parquet"))
-PIECE = 1 << 18
+PIECE = 1 << 16
 _SUFFIXES = TEXT_SUFFIXES | ROW_SUFFIXES
 _BLOCK = 1 << 20
 _REPLACEMENT = "\ufffd".encode()

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ import torch
 
 from nearlm import files
 from nearlm.arrays import ArrayFile
+from nearlm.buildplan import BuildOptions, difference, identity, resolve
 from nearlm.corpus import Corpus
 from nearlm.datastore import (
     BUILD_JOB,
     FORMAT,
-    KEY_DTYPES,
     MANIFEST,
     PROBE,
     TOKENIZER,
@@ -33,43 +33,18 @@ from nearlm.files import Json
 from nearlm.lm import LM, PROBE_TOKENS
 from nearlm.pretrained import ModelSpec
 from nearlm.progress import Reporter, size
-from nearlm.shards import Clock, ShardWriter, step_name
+from nearlm.shards import Clock, ShardWriter
 from nearlm.tap import FFN
-from nearlm.tokenise import Framing, Segment, check_not_empty, document_bounds, read_checksums, tokenise
-from nearlm.windows import Windows, check_window, plan_shards, plan_windows
-
-WINDOW = 512
-SHARD_RECORDS = 1 << 18
-BATCH_TOKENS = {"cpu": 2048, "cuda": 32768}
-
-
-@dataclass(frozen=True)
-class BuildOptions:
-    """How a text becomes records; `None` takes the default, or for an append what the store has."""
-
-    max_tokens: int | None = None
-    window: int | None = None
-    stride: int | None = None
-    pack: bool | None = None
-    separator: str | None = None
-    batch_tokens: int | None = None
-    shard_records: int = SHARD_RECORDS
-    key_dtype: str | None = None
-    key_tap: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("max_tokens", 2),
-            ("window", 1),
-            ("stride", 1),
-            ("batch_tokens", 1),
-            ("shard_records", 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise OptionError(f"--{name.replace('_', '-')} is {value}, expected at least {least}")
-        if self.key_dtype not in (None, *KEY_DTYPES):
-            raise OptionError(f"--key-dtype is {self.key_dtype!r}, expected one of {', '.join(KEY_DTYPES)}")
+from nearlm.tokenise import (
+    Framing,
+    Segment,
+    check_not_empty,
+    check_predictable,
+    document_bounds,
+    read_checksums,
+    tokenise,
+)
+from nearlm.windows import Windows, plan_shards, plan_windows
 
 
 def build(
@@ -188,7 +163,7 @@ class _Builder:
                 raise OptionError("no model was given; name one with --model")
             model = ModelSpec(**self.store.model_options())
         lm = model if isinstance(model, LM) else LM.load(model, key_tap=tap)
-        self.spec = model if isinstance(model, ModelSpec) else ModelSpec(lm.name)
+        self.spec = lm.spec
         self.fingerprint, self.tokenizer_fingerprint, self.probe = (
             lm.fingerprint(),
             lm.tokenizer_fingerprint(),
@@ -202,7 +177,7 @@ class _Builder:
 
     def _make_plan(self) -> Json:
         """Say all that the records depend on, apart from the text itself."""
-        options = self._resolved()
+        options = resolve(self.options, self.lm, self.store.manifest if self.store and self.append else None)
         framing = Framing.of(self.lm.tokenizer, str(options["separator"]))
         return {
             "texts": self.corpus.labels,
@@ -220,27 +195,6 @@ class _Builder:
             "threads": torch.get_num_threads(),
         }
 
-    def _resolved(self) -> Json:
-        """Fill in the defaults, or for an append what the store was built with, and check the whole."""
-        options = replace(self.options, key_tap=self.lm.tap.path)
-        if self.store and self.append:
-            options = _inherit(options, self.store.manifest)
-        window = options.window or min(WINDOW, self.lm.limit or WINDOW)
-        if self.lm.limit and window > self.lm.limit:
-            raise OptionError(f"--window is {window}, but {self.lm.name} reads at most {self.lm.limit} tokens")
-        stride = options.stride or window
-        check_window(window, stride)
-        resolved = replace(
-            options,
-            window=window,
-            stride=stride,
-            pack=bool(options.pack),
-            separator=options.separator if options.separator is not None else "eos",
-            batch_tokens=options.batch_tokens or BATCH_TOKENS.get(self.lm.device.type, 8192),
-            key_dtype=options.key_dtype or "float16",
-        )
-        return asdict(resolved)
-
     def _finished(self) -> bool:
         """Tell whether this very command has been carried out, also if it was killed right after."""
         if self.store is None:
@@ -248,7 +202,7 @@ class _Builder:
         just_done = self.job.started and self.job.plan()["append_to"] != self.store.manifest["checksum"]
         if just_done or not self.job.started:
             self.job.close()
-        same = [segment for segment in self.store.manifest["segments"] if segment["plan"] == _identity(self.plan)]
+        same = [segment for segment in self.store.manifest["segments"] if segment["plan"] == identity(self.plan)]
         if self.append and (self.job.started or not same):
             return False
         if self.corpus.repeatable:
@@ -276,7 +230,7 @@ class _Builder:
         begun = self.job.plan()
         changed = [name for name in plan if plan[name] != begun.get(name)]
         if changed:
-            old, new = _difference(begun.get(changed[0]), plan[changed[0]])
+            old, new = difference(begun.get(changed[0]), plan[changed[0]])
             raise StoreError(
                 f"the unfinished build in {self.folder} was begun with another {changed[0]} ({old}, now {new}); "
                 "repeat the first command, or throw it away with --restart"
@@ -288,7 +242,8 @@ class _Builder:
         framing = Framing(tuple(self.plan["bos"]), tuple(self.plan["separator"]))
         options = BuildOptions(**self.plan["options"])
         text = tokenise(self.corpus, self.lm.tokenizer, framing, segment, self.job, options.max_tokens, self.reporter)
-        check_not_empty(text, self.corpus.texts)
+        with self._nothing_left():
+            check_not_empty(text, self.corpus.texts)
         for problem, count in text["problems"].items():
             self.reporter.say(f"warning: {count:,} × {problem}, e.g. {text['examples'][problem]}")
         tokens = ArrayFile(segment.tokens, np.dtype("int32"), (text["tokens"],)).open()
@@ -296,11 +251,20 @@ class _Builder:
         bounds = document_bounds(docs, text["tokens"])
         assert options.window and options.stride
         windows = plan_windows(bounds, options.window, options.stride, bool(options.pack))
-        if not windows.records:
-            raise TextError(f"no document of {', '.join(self.corpus.texts)} has two tokens; nothing can be recorded")
+        with self._nothing_left():
+            check_predictable(windows, self.corpus.texts)
         self._announce(text, windows)
         shards = self._extract(tokens, windows, options)
         return self._finish(segment, text, shards)
+
+    @contextlib.contextmanager
+    def _nothing_left(self) -> Iterator[None]:
+        """Leave nothing of a text behind that is refused."""
+        try:
+            yield
+        except TextError:
+            self._discard()
+            raise
 
     def _announce(self, text: Json, windows: Windows) -> None:
         """Say what the build will need, and refuse it if the disk cannot hold it."""
@@ -323,21 +287,17 @@ class _Builder:
 
     def _extract(self, tokens: npt.NDArray[np.int32], windows: Windows, options: BuildOptions) -> list[Json]:
         """Run the LM over all windows and return what each shard became."""
-        assert options.batch_tokens
         first_shard = len(self.store.manifest["shards"]) if self.store else 0
         base = self.store.manifest["tokens"] if self.store else 0
         runs = plan_shards(windows, options.shard_records)
-        done = [self.job.state(step_name(first_shard + i)) for i in range(len(runs))]
-        ahead = sum(int(state.get("tokens", 0)) for state in done)
-        total = int(windows.inputs.sum())
+        writers = [
+            ShardWriter(self.folder, first_shard + i, self.lm, windows[run], tokens, base, options)
+            for i, run in enumerate(runs)
+        ]
+        total, ahead = int(windows.inputs.sum()), sum(writer.done(self.job) for writer in writers)
         with self.reporter.bar("building", total, "tokens", ahead) as advance:
             clock = Clock(self.reporter, advance, total - ahead)
-            return [
-                ShardWriter(
-                    self.folder, first_shard + i, self.lm, windows[run], tokens, base, str(options.key_dtype)
-                ).fill(options.batch_tokens, self.job, clock)
-                for i, run in enumerate(runs)
-            ]
+            return [writer.fill(self.job, clock) for writer in writers]
 
     def _finish(self, segment: Segment, text: Json, shards: list[Json]) -> Datastore:
         old: Json = self.store.manifest if self.store else {"segments": [], "shards": [], "files": self._save_model()}
@@ -405,7 +365,7 @@ class _Builder:
             "read": text["read"],
             "tokens": text["tokens"],
             "documents": text["documents"],
-            "plan": _identity(self.plan),
+            "plan": identity(self.plan),
         }
 
     def _describe_model(self) -> Json:
@@ -422,34 +382,6 @@ class _Builder:
 
     def _open(self) -> Datastore:
         return Datastore.open(self.folder)
-
-
-def _inherit(options: BuildOptions, manifest: Json) -> BuildOptions:
-    """Take an append's options from its store, and refuse others."""
-    stored = {name: manifest[name] for name in ("window", "stride", "pack", "key_dtype", "key_tap")}
-    stored["separator"] = manifest["separator_option"]
-    for name, value in stored.items():
-        wish = getattr(options, name)
-        if wish is not None and wish != value:
-            raise OptionError(
-                f"--{name.replace('_', '-')} is {wish}, but the store was built with {value}; leave it out"
-            )
-    return replace(options, **stored)
-
-
-def _identity(plan: Json) -> str:
-    """Return a hash of what was asked for, whatever machine carries it out."""
-    dropped = ("append_to", "probe", "torch", "threads")
-    return files.canonical_hash({name: value for name, value in plan.items() if name not in dropped})
-
-
-def _difference(old: Any, new: Any) -> tuple[Any, Any]:
-    """Narrow two unequal values down to the first entries that differ."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in new:
-            if old.get(name) != new[name]:
-                return f"{name}={old.get(name)}", f"{name}={new[name]}"
-    return old, new
 
 
 def _portable(name: str | None, folder: Path) -> tuple[str | None, str | None]:

@@ -56,6 +56,7 @@ class LM:
     def __init__(self, model: nn.Module, tokenizer: Any, *, key_tap: str = FFN, name: str | None = None):
         self.model, self.tokenizer = model.eval(), tokenizer
         self.name = name or str(getattr(model, "name_or_path", "") or type(model).__name__)
+        self.spec = ModelSpec(self.name)
         self.vocab_size: int = _text_config(model).vocab_size
         self.tap: Tap = find_tap(model, key_tap, self._tiny, _width(model))
         self._may_stop = not _has_accelerate_hooks(model)
@@ -66,7 +67,9 @@ class LM:
         """Load a model by name, folder or GGUF file."""
         spec = ModelSpec(spec) if isinstance(spec, str) else spec
         model, tokenizer = load_pretrained(spec)
-        return cls(model, tokenizer, key_tap=key_tap, name=spec.name)
+        lm = cls(model, tokenizer, key_tap=key_tap, name=spec.name)
+        lm.spec = spec
+        return lm
 
     @property
     def device(self) -> torch.device:

@@ -1,8 +1,6 @@
 """One shard of a build: its files reserved at once, its keys computed and written batch by batch."""
 
-import time
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +8,8 @@ import torch
 from torch import Tensor
 
 from nearlm import files
+from nearlm.buildplan import BuildOptions
+from nearlm.columns import Pieces, fill_columns
 from nearlm.datastore import describe, shard_files
 from nearlm.errors import ModelError
 from nearlm.files import Json
@@ -17,7 +17,6 @@ from nearlm.lm import LM
 from nearlm.progress import Advance, Rate, Reporter, duration
 from nearlm.windows import Ints, Windows, fill_batch, plan_batches
 
-CHECKPOINT_SECONDS = 2.0
 _ESTIMATE_BATCHES = 3
 
 
@@ -49,63 +48,61 @@ class ShardWriter:
         windows: Windows,
         tokens: npt.NDArray[np.int32],
         base: int,
-        key_dtype: str,
+        options: BuildOptions,
     ):
         self._lm, self._windows, self._tokens, self._base = lm, windows, tokens, base
-        self._files = shard_files(folder, number, windows.records, lm.dim, key_dtype)
-        self._step = step_name(number)
+        self._files = shard_files(folder, number, windows.records, lm.dim, str(options.key_dtype))
+        self._step = f"shard-{number:05d}"
+        self._batch_tokens = int(options.batch_tokens or 1)
 
-    def fill(self, batch_tokens: int, job: files.Job, clock: Clock) -> Json:
+    def done(self, job: files.Job) -> int:
+        """Return how many tokens earlier runs have done."""
+        batches = job.state(self._step).get("batches", 0)
+        return int(sum(self._windows.inputs[rows].sum() for rows in self._batches()[:batches])) if batches else 0
+
+    def fill(self, job: files.Job, clock: Clock) -> Json:
         """Compute the batches that are not there yet and return what the shard holds."""
         state = job.state(self._step)
-        sound = all(file.path.exists() and file.path.stat().st_size == file.bytes for file in self._files.values())
-        if state.get("files") and sound:
+        if state.get("files") and all(file.sound for file in self._files.values()):
             return state
-        if not state or not sound:
-            self._allocate()
-            state = {"batches": 0, "tokens": 0}
-            job.note(self._step, state)
-        state = self._write_batches(plan_batches(self._windows, batch_tokens), state, job, clock)
+        self._write_values()
+        batches = self._batches()
+        fill_columns(
+            job,
+            self._step,
+            {"keys": self._files["keys"]},
+            len(batches),
+            lambda number: self._keys(batches[number]),
+            lambda number: clock.tick(int(self._windows.inputs[batches[number]].sum())),
+        )
         listed = {file.path.name: describe(file.path) for file in self._files.values()}
-        state = {**state, "records": self._windows.records, "files": listed}
+        state = {**job.state(self._step), "records": self._windows.records, "files": listed}
         job.note(self._step, state)
         return state
 
-    def _write_batches(self, batches: list[Ints], state: Json, job: files.Job, clock: Clock) -> Json:
-        noted = time.monotonic()
-        with open(self._files["keys"].path, "r+b") as file:
-            for number in range(state["batches"], len(batches)):
-                tokens = self._write_keys(file, batches[number])
-                clock.tick(tokens)
-                state = {"batches": number + 1, "tokens": state["tokens"] + tokens}
-                if time.monotonic() - noted >= CHECKPOINT_SECONDS:
-                    files.sync(file)
-                    job.note(self._step, state)
-                    noted = time.monotonic()
-            files.sync(file)
-        return state
+    def _batches(self) -> list[Ints]:
+        return plan_batches(self._windows, self._batch_tokens)
 
-    def _allocate(self) -> None:
-        """Reserve the keys' space, and write values and origins, which need no LM."""
-        keys, values, origin = (self._files[name] for name in ("keys", "values", "origin"))
-        files.allocate(keys.path, keys.header, keys.bytes)
+    def _write_values(self) -> None:
+        """Write values and origins, which need no LM."""
+        values, origin = self._files["values"], self._files["origin"]
+        if values.sound and origin.sound:
+            return
         position = self._windows.target_positions
         for file, column in ((values, self._tokens[position]), (origin, position + self._base)):
             files.write_bytes(file.path, file.header + np.ascontiguousarray(column, file.dtype).tobytes())
 
-    def _write_keys(self, file: BinaryIO, batch: Ints) -> int:
-        """Compute one batch, put each window's keys in their place, and return the number of tokens."""
+    def _keys(self, batch: Ints) -> Pieces:
+        """Compute one batch and yield each window's keys with their place."""
         rows = self._windows[batch]
         vectors = self._lm.keys(fill_batch(self._tokens, rows))
         keys = vectors.to(getattr(torch, str(self._files["keys"].dtype))).cpu()
         if not torch.isfinite(keys).all():
             self._refuse(vectors, rows)
-        data, width = keys.numpy(), keys.shape[1] * keys.element_size()
-        begin = 0
+        data, begin = keys.numpy(), 0
         for record, count in zip(self._windows.first_record[batch], rows.targets, strict=True):
-            files.write_at(file, data[begin : begin + count].data, files.NPY_HEADER + int(record) * width)
+            yield "keys", int(record), data[begin : begin + count]
             begin += count
-        return int(rows.inputs.sum())
 
     def _refuse(self, vectors: Tensor, rows: Windows) -> None:
         """Say why keys cannot be kept: they are not finite, or too large for their type."""
@@ -118,8 +115,3 @@ class ShardWriter:
         raise ModelError(
             f"a key of {self._lm.name} reaches {largest:.0f}, more than float16's 65504; use --key-dtype float32"
         )
-
-
-def step_name(shard: int) -> str:
-    """Return the name of a shard's step in the build's job."""
-    return f"shard-{shard:05d}"

@@ -6,6 +6,7 @@ A document begins with the tokenizer's BOS, if it has one, and ends with the sep
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from nearlm import files
-from nearlm.corpus import Corpus
+from nearlm.corpus import PIECE, Corpus
 from nearlm.errors import OptionError, StoreError, TextError
 from nearlm.progress import Reporter
+from nearlm.windows import Windows
 
 CHECKPOINT_SECONDS = 2.0
-_BATCH_CHARACTERS = 1 << 21
+_BATCH_CHARACTERS = PIECE * (os.cpu_count() or 1)  # a piece for each core
 _STEP = "tokens"
 
 
@@ -303,6 +305,12 @@ def check_not_empty(state: files.Json, texts: Sequence[str]) -> None:
         f"the text ({', '.join(texts)}) holds {state['tokens']} tokens in {state['documents']} documents"
         f"{f' ({problems})' if problems else ''}; expected at least two tokens, a context and what follows it"
     )
+
+
+def check_predictable(windows: Windows, texts: Sequence[str]) -> None:
+    """Refuse a corpus none of whose documents has a token that follows another."""
+    if not windows.records:
+        raise TextError(f"no document of {', '.join(texts)} has two tokens: a context and what follows it")
 
 
 def document_bounds(docs: npt.NDArray[np.int64], tokens: int) -> npt.NDArray[np.int64]:

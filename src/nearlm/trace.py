@@ -16,14 +16,14 @@ from nearlm import files
 from nearlm.arrays import ArrayFile
 from nearlm.columns import Pieces, fill_columns
 from nearlm.corpus import Corpus
-from nearlm.errors import OptionError, TextError
+from nearlm.errors import OptionError
 from nearlm.fetch import cache_dir
 from nearlm.files import Json
 from nearlm.lm import LM
 from nearlm.mix import found, log_p_knn
 from nearlm.progress import Reporter
 from nearlm.retrieve import Retriever
-from nearlm.tokenise import Framing, Segment, check_not_empty, document_bounds, tokenise
+from nearlm.tokenise import Framing, Segment, check_not_empty, check_predictable, document_bounds, tokenise
 from nearlm.windows import Ints, Windows, check_window, fill_batch, plan_batches, plan_windows
 
 SCORE_BATCH_TOKENS = 2048
@@ -97,8 +97,7 @@ def read_text(
     docs = ArrayFile(kept.docs, np.dtype("int64"), (state["documents"], 3)).open()
     bounds = document_bounds(docs, state["tokens"])
     windows = plan_windows(bounds, reading.window, reading.stride, reading.pack)
-    if not windows.records:
-        raise TextError(f"no document of {', '.join(corpus.texts)} has two tokens; nothing can be scored")
+    check_predictable(windows, corpus.texts)
     return TokenText(tokens, bounds, windows, digest)
 
 
