@@ -5,7 +5,7 @@ DEMO_TOKENS ?= 20000
 DEMO_STORE ?= demo-store
 BIN := $(VENV)/bin
 
-.PHONY: demo test check install clean
+.PHONY: demo test test-network check install clean
 
 demo: install  ## Build a small real store (SmolLM2 over licence texts) and show it.
 	$(BIN)/nearlm build --model smollm2-135m --text spdx:train --max-tokens $(DEMO_TOKENS) --out $(DEMO_STORE)
@@ -14,7 +14,10 @@ demo: install  ## Build a small real store (SmolLM2 over licence texts) and show
 	$(BIN)/nearlm verify $(DEMO_STORE)
 
 test: install check  ## Lint, type-check and test; no network beyond the installs.
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+test-network: install  ## The tests that download packages.
+	$(BIN)/python -m pytest -m network
 
 check: install
 	$(BIN)/ruff check .

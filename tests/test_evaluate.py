@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from conftest import make_text
-from nearlm.attach import attach
+from nearlm.attaching import attach
 from nearlm.evaluate import evaluate
 from nearlm.extract import build
 from nearlm.indexing import build_index

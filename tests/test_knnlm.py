@@ -6,7 +6,7 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from conftest import make_llama, make_text
-from nearlm.attach import attach
+from nearlm.attaching import attach
 from nearlm.errors import ModelError, OptionError
 from nearlm.extract import build
 from nearlm.indexing import build_index

@@ -3,21 +3,29 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
-__all__ = ["LM", "Datastore", "ModelSpec", "NearLMError", "build"]
+__all__ = ["KNNLM", "LM", "Datastore", "ModelSpec", "NearLMError", "Retriever", "attach", "build", "build_index"]
 
 if TYPE_CHECKING:
+    from nearlm.attaching import attach
     from nearlm.datastore import Datastore
     from nearlm.errors import NearLMError
     from nearlm.extract import build
+    from nearlm.indexing import build_index
+    from nearlm.knnlm import KNNLM
     from nearlm.lm import LM
     from nearlm.pretrained import ModelSpec
+    from nearlm.retrieve import Retriever
 
 _HOMES = {
+    "KNNLM": "knnlm",
     "LM": "lm",
     "Datastore": "datastore",
     "ModelSpec": "pretrained",
     "NearLMError": "errors",
+    "Retriever": "retrieve",
+    "attach": "attaching",
     "build": "extract",
+    "build_index": "indexing",
 }
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from nearlm import files
-from nearlm.attach import attach
+from nearlm.attaching import attach
 from nearlm.datastore import Context, Datastore
 from nearlm.errors import OptionError
 from nearlm.index import DEFAULT, index_folder
