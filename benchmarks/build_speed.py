@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from nearlm.buildplan import BATCH_TOKENS, WINDOW
 from nearlm.datastore import Datastore
-from nearlm.extract import BATCH_TOKENS, WINDOW, build
+from nearlm.extract import build
 from nearlm.lm import LM
 from nearlm.windows import Batch, fill_batch, plan_batches, plan_windows
 

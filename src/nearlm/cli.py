@@ -163,6 +163,10 @@ def verify(store: Store) -> None:
     opened = Datastore.open(store_folder(store))
     with Reporter().bar("verifying", opened.bytes, "bytes") as advance:
         opened.verify(advance)
+    for name in opened.indexes:
+        from nearlm.index import verify_index
+
+        verify_index(opened, name)
     print(f"{store}: {len(opened.manifest['files'])} files, {size(opened.bytes)}, all as they were written")
 
 

@@ -124,6 +124,11 @@ class Datastore:
         return int(self.manifest["dim"])
 
     @property
+    def indexes(self) -> list[str]:
+        """The names of the store's finished indexes."""
+        return sorted(path.parent.name for path in self.path.glob("index/*/index.json"))
+
+    @property
     def weighted(self) -> bool:
         """Whether records stand for more than themselves, so that their weights matter."""
         return bool(self.manifest.get("weighted", False))
@@ -195,6 +200,7 @@ class Datastore:
             "model": manifest["model"]["name"],
             "model_dtype": manifest["model"]["dtype"],
             "texts": ", ".join(text for segment in manifest["segments"] for text in segment["texts"]),
+            "indexes": ", ".join(self.indexes) or None,
             "shards": len(manifest["shards"]),
             "bytes": self.bytes,
             "bytes_per_record": round(self.bytes / len(self)),

@@ -140,8 +140,7 @@ def open_index(store: Datastore, name: str = DEFAULT) -> tuple[SearchIndex, Json
     folder = index_folder(store, name)
     again = f"nearlm index {store.path}{'' if name == DEFAULT else f' --index {name}'}"
     if not (folder / "index.json").exists():
-        there = sorted(path.parent.name for path in store.path.glob("index/*/index.json"))
-        known = f"it has {', '.join(there)}" if there else "it has none"
+        known = f"it has {', '.join(store.indexes)}" if store.indexes else "it has none"
         raise StoreError(f"{store.path} has no index {name!r} ({known}); make one with: {again}")
     described = files.read_json(folder / "index.json")
     if described["manifest"] != store.manifest["checksum"]:
