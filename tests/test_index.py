@@ -184,3 +184,39 @@ def test_unknown_names_are_refused_with_those_there_are(store):
     with pytest.raises(OptionError, match="--distances"):
         Retriever(store, "exact", distances="parent?")
     assert json.loads((store.path / "index" / "exact" / "index.json").read_text())["factory"] == "flat"
+
+
+def test_gpu_faiss_is_used_when_it_is_there(store, queries, monkeypatch):
+    build_index(store, "IVF16,Flat", name="gpu", nprobe=16, quiet=True)
+    expected = Retriever(store, "gpu").search(queries, 10)
+    moved = []
+
+    class OnGpu:
+        """What a GPU index offers to us: search and a count, but no inverted lists to look into."""
+
+        def __init__(self, index):
+            self.index, self.ntotal = index, index.ntotal
+
+        def search(self, x, k):
+            return self.index.search(x, k)
+
+    def move(index):
+        moved.append(index)
+        return OnGpu(index)
+
+    class Space:
+        def set_index_parameter(self, index, name, value):
+            faiss.extract_index_ivf(index.index).nprobe = value
+
+    real = faiss.try_extract_index_ivf
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1, raising=False)
+    monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", move, raising=False)
+    monkeypatch.setattr(faiss, "GpuParameterSpace", Space, raising=False)
+    monkeypatch.setattr(faiss, "try_extract_index_ivf", lambda i: None if isinstance(i, OnGpu) else real(i))
+    retriever = Retriever(store, "gpu", nprobe=16)
+    assert moved and isinstance(retriever.index.first, OnGpu)
+    np.testing.assert_array_equal(retriever.search(queries, 10).ids, expected.ids)
+    monkeypatch.setattr(
+        faiss, "index_cpu_to_all_gpus", lambda index: (_ for _ in ()).throw(RuntimeError("no such kind"))
+    )
+    assert not isinstance(Retriever(store, "gpu").index.first, OnGpu)

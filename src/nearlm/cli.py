@@ -268,8 +268,8 @@ def evaluate_text(
     from nearlm.evaluate import evaluate
     from nearlm.progress import Reporter
 
-    mixing = {"lam": lam, "temperature": temperature, "k": k, "nprobe": nprobe, "distances": distances}
-    knnlm = _knnlm(store, model, device, dtype, index=name, knn=not no_knn, **mixing)
+    mixing: dict[str, Any] = {"lam": lam, "temperature": temperature, "k": k, "nprobe": nprobe, "distances": distances}
+    knnlm = _knnlm(store, model, device, dtype, quiet, index=name, knn=not no_knn, **mixing)
     options: dict[str, Any] = {"stride": stride, "max_tokens": max_tokens, "field": field}
     found = evaluate(knnlm, [*text, *(more_text or ())], reporter=Reporter(quiet), **options)
     _show(found.to_json(), as_json)
@@ -300,7 +300,7 @@ def generate(
     """Continue a prompt with the model and its memory."""
     from nearlm.console import write_continuation
 
-    mixing = {"lam": lam, "temperature": temperature, "k": k, "nprobe": nprobe, "distances": distances}
+    mixing: dict[str, Any] = {"lam": lam, "temperature": temperature, "k": k, "nprobe": nprobe, "distances": distances}
     knnlm = _knnlm(store, model, device, dtype, index=name, knn=not no_knn, **mixing)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}
     if top_p is not None:
@@ -319,12 +319,17 @@ def _spec(store: Any, model: str | None, device: str, dtype: str) -> Any:
     return dataclasses.replace(spec, name=model or spec.name, device=device, dtype=dtype)
 
 
-def _knnlm(store: str, model: str | None, device: str, dtype: str, **options: Any) -> Any:
+def _knnlm(store: str, model: str | None, device: str, dtype: str, quiet: bool = True, **options: Any) -> Any:
+    """Load a store with its model and index, and say what the index needs."""
     from nearlm.datastore import Datastore
     from nearlm.knnlm import KNNLM
+    from nearlm.progress import Reporter
 
     opened = Datastore.open(store_folder(store))
-    return KNNLM.load(opened, _spec(opened, model, device, dtype), **options)
+    knnlm = KNNLM.load(opened, _spec(opened, model, device, dtype), **options)
+    if knnlm.retriever is not None:
+        knnlm.retriever.announce(Reporter(quiet))
+    return knnlm
 
 
 def store_folder(store: str) -> Path:

@@ -98,10 +98,14 @@ class SearchIndex:
         return int(self.first.ntotal)
 
     def set_nprobe(self, nprobe: int | None) -> None:
-        """Set how many lists a search looks at; always through the IVF index below any transform."""
+        """Set how many lists a search looks at; always on the IVF index below any transform."""
         self.nprobe = nprobe
-        if nprobe is not None:
+        if nprobe is None:
+            return
+        if faiss.try_extract_index_ivf(self.first) is not None:
             faiss.extract_index_ivf(self.first).nprobe = nprobe
+        else:  # on a GPU
+            faiss.GpuParameterSpace().set_index_parameter(self.first, "nprobe", nprobe)
 
     def search(self, queries: npt.NDArray[np.float32], k: int) -> Found:
         """Return squared distances and ids of at most k neighbours a query, nearest first, padded with id -1."""
@@ -148,7 +152,27 @@ def open_index(store: Datastore, name: str = DEFAULT) -> tuple[SearchIndex, Json
     for file, stated in described["files"].items():
         if not (folder / file).is_file() or (folder / file).stat().st_size != stated["bytes"]:
             raise StoreError(f"{folder / file} is missing or cut; remove {folder} and make the index again: {again}")
-    return read_parts(folder / described["data"], IndexSpec(**described["spec"]), mapped=True), described
+    index = read_parts(folder / described["data"], IndexSpec(**described["spec"]), mapped=True)
+    index.first = on_gpus(index.first)
+    index.set_nprobe(index.nprobe)
+    return index, described
+
+
+def on_gpus(index: Any) -> Any:
+    """Move an index to all GPUs if GPU FAISS is installed and has that kind (fast-scan indexes stay on the CPU)."""
+    if not getattr(faiss, "get_num_gpus", int)():
+        return index
+    try:
+        return faiss.index_cpu_to_all_gpus(index)
+    except RuntimeError:
+        return index
+
+
+def memory_needed(described: Json) -> tuple[int, int]:
+    """Return what an index needs: bytes in RAM (the first stage) and bytes that are only mapped (the rest)."""
+    sizes = {file.rsplit("/", 1)[1]: stated["bytes"] for file, stated in described["files"].items()}
+    held = sizes["first.faiss"] + sizes.get("transform.faiss", 0)
+    return held, sum(sizes.values()) - held
 
 
 def verify_index(store: Datastore, name: str) -> None:

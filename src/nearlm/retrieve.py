@@ -16,7 +16,8 @@ from nearlm.arrays import ArrayFile
 from nearlm.datastore import Datastore
 from nearlm.errors import OptionError
 from nearlm.files import Json
-from nearlm.index import DEFAULT, PAPER_K, index_folder, open_index
+from nearlm.index import DEFAULT, PAPER_K, index_folder, memory_needed, open_index
+from nearlm.progress import Reporter, size
 
 DISTANCES = ("index", "store")
 _RESCORE_QUERIES = 64
@@ -91,6 +92,11 @@ class Retriever:
         tokens = np.where(real, self._values[ids], np.int32(-1))
         weights = None if self._weights is None else np.where(real, self._weights[ids], np.int32(0))
         return Neighbors(np.where(real, distances, np.float32(np.inf)), tokens, weights, ids)
+
+    def announce(self, reporter: Reporter) -> None:
+        """Say what the index needs."""
+        held, mapped = memory_needed(self.described)
+        reporter.say(f"index {self.name!r}: {size(held)} in RAM, {size(mapped)} mapped from disk")
 
     def describe(self) -> Json:
         """Say what a search depends on."""
