@@ -7,6 +7,7 @@ of three interleaved passes. The paper's baseline is the first row.
 """
 
 import argparse
+import itertools
 import json
 import time
 from dataclasses import replace
@@ -28,21 +29,22 @@ TEMPERATURES = tuple(np.geomspace(0.5, 256, 19).round(3))
 
 def zoo(records: int, dim: int) -> list[tuple[IndexSpec, list[int | None], list[int | None]]]:
     """List (spec, nprobes, shortlists) to try."""
-    n = paper_nlist(records)
-    paper = choose_index("paper", records, dim)
-    two = [8, 16, 32, 64]
-    half = f"PQ{dim // 2 if dim <= 256 else 128}x4fs"
-    rows: list[tuple[IndexSpec, list[int | None], list[int | None]]] = [(paper, [8, 32], [None])]
-    for width in (128, 256, 384):
-        if width < dim:
-            rows.append((IndexSpec(f"IVF{n},PQ{width // 2}x4fs", 32, width, "SQ8", 256), two, [128, 256, 512, 1024]))
-    rows += [
-        (IndexSpec(f"IVF{n},{half}r", 32, min(256, dim), "SQ8", 256), two, [256, 512]),
-        (IndexSpec(f"IVF{4 * n},{half}", 32, min(256, dim), "SQ8", 256), [16, 32, 64], [256, 512]),
-        (IndexSpec(f"IVF{4 * n}_HNSW32,{half}", 32, min(256, dim), "SQ8", 256), [16, 32, 64], [256, 512]),
-        (IndexSpec(f"IVF{n},PQ64x4fs", 32, min(256, dim), "SQ8", 256), two, [256, 512]),
-        (IndexSpec(f"IVF{n},RaBitQfs", 32, min(256, dim), "SQ8", 256), [16, 32], [256, 512]),
-        (IndexSpec(f"IVF{n},SQ8", 32, min(256, dim)), [8, 32], [None]),
+    n, wide, half = paper_nlist(records), min(256, dim), min(128, dim // 2)
+    lengths: list[int | None] = [256, 512, 1024]
+
+    def two_stages(lists: str, code: str, width: int) -> IndexSpec:
+        return IndexSpec(f"IVF{lists},{code}", 32, width if width < dim else None, "SQ8", 256)
+
+    rows: list[tuple[IndexSpec, list[int | None], list[int | None]]] = [
+        (choose_index("paper", records, dim), [8, 32], [None]),
+        (two_stages(f"{n}", f"PQ{wide // 2}x4fs", wide), [8, 16, 32], lengths),
+        (two_stages(f"{n}", f"PQ{wide // 4}x4fs", wide), [16, 32], [512, 1024]),
+        (two_stages(f"{n}", f"PQ{half // 2}x4fs", half), [16, 32], [512, 1024]),
+        (two_stages(f"{4 * n}", f"PQ{wide // 2}x4fs", wide), [16, 32, 64], [512, 1024]),
+        (two_stages(f"{4 * n}_HNSW32", f"PQ{wide // 2}x4fs", wide), [32], [512]),
+        (two_stages(f"{n}", f"PQ{wide // 2}x4fsr", wide), [16], [512]),
+        (two_stages(f"{n}", "RaBitQfs", wide), [16], [512]),
+        (IndexSpec(f"IVF{n},SQ8", 32, wide if wide < dim else None), [16], [None]),
     ]
     return rows
 
@@ -64,6 +66,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=12000)
     parser.add_argument("--k", type=int, default=1024)
     parser.add_argument("--only", default="", help="run only the specs whose factory contains this")
+    parser.add_argument("--fast", action="store_true", help="only the most telling settings of each index")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     store, reporter = Datastore.open(store_folder(args.store)), Reporter()
@@ -83,8 +86,8 @@ def main() -> None:
         except RuntimeError as error:
             print(f"{spec.first}: {str(error).splitlines()[-1][-100:]}")
             continue
-        for nprobe in nprobes:
-            for shortlist in shortlists:
+        for nprobe, shortlist in itertools.product(nprobes, shortlists):
+            if not args.fast or (nprobe, shortlist) in ((16, 512), (16, 1024), (32, 512), (32, None)):
                 rows.append(measure(index, spec, nprobe, shortlist, args.k, queries, values, targets, log_lm, seconds))
                 print(" ".join(f"{name}={value}" for name, value in rows[-1].items()), flush=True)
     if args.json:

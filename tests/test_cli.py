@@ -369,7 +369,12 @@ def test_ctrl_c_leaves_a_build_that_goes_on(tmp_path, model_folder, nearlm):
     text = tmp_path / "text.txt"
     text.write_text("the licence grants rights to any person who uses copies. " * 4000)
     command = ["build", "--model", model_folder, "--text", text, "--out", tmp_path / "store", "--batch-tokens", 256]
-    process = subprocess.Popen([sys.executable, "-m", "nearlm", *map(str, command)], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nearlm", *map(str, command)],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a CI in the background ignores it
+    )
     while not list((tmp_path / "store").glob("keys-*")) and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
