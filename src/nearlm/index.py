@@ -69,14 +69,14 @@ def paper_code_bytes(dim: int) -> int:
 
 
 def _auto(records: int, dim: int, nprobe: int | None) -> IndexSpec:
-    """Choose a fast-scan shortlist and a second stage; see docs/index.md for the measurements behind it."""
+    """Choose a fast-scan shortlist and a second stage; docs/results.md has the measurements behind it."""
     width = min(256, dim - dim % 2)
     return IndexSpec(
         f"IVF{paper_nlist(records)},PQ{width // 2}x4fs",
-        nprobe or 32,
+        nprobe or 16,
         width if width < dim else None,
         "SQ8",
-        256,
+        PAPER_K,
     )
 
 
