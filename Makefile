@@ -33,4 +33,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(DEMO_STORE)
+	rm -rf $(VENV) demo-store demo-store-ci

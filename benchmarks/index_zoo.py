@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from nearlm.cli import store_folder
 from nearlm.datastore import Datastore
 from nearlm.index import IndexSpec, SearchIndex, choose_index, empty_index, paper_nlist, sample_size, train_index
 from nearlm.knnlm import load_lm
@@ -69,7 +68,7 @@ def main() -> None:
     parser.add_argument("--fast", action="store_true", help="only the most telling settings of each index")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    store, reporter = Datastore.open(store_folder(args.store)), Reporter()
+    store, reporter = Datastore.open(args.store), Reporter()
     lm = load_lm(store)
     reading = Reading.of_store(store.manifest)
     text = read_text(args.text, lm.tokenizer, reading, max_tokens=args.max_tokens, reporter=reporter)

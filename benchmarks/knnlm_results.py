@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from nearlm.cli import store_folder
 from nearlm.datastore import Datastore
 from nearlm.evaluate import Evaluation, evaluate_tokens
 from nearlm.indexing import build_index
@@ -38,7 +37,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    store = Datastore.open(store_folder(args.store))
+    store = Datastore.open(args.store)
     lm = load_lm(store)
     build_index(store, "paper", name="paper")
     build_index(store, name="default")

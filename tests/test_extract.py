@@ -24,6 +24,7 @@ from nearlm.datastore import Datastore
 from nearlm.errors import ModelError, NearLMError, OptionError, StoreError, TextError
 from nearlm.extract import BuildOptions, build
 from nearlm.lm import LM
+from nearlm.pretrained import ModelSpec
 
 RECORDS = ("keys-*.npy", "values-*.npy", "origin-*.npy", "tokens-*.npy", "docs-*")
 
@@ -701,3 +702,19 @@ def test_a_tokenizer_without_eos_ends_documents_with_nothing(tmp_path):
     (tmp_path / "a.txt").write_text("the licence")
     store = build(LM(make_llama(), tokenizer, name="x"), str(tmp_path / "a.txt"), tmp_path / "store", quiet=True)
     np.testing.assert_array_equal(store.tokens[:], frame(tokenizer, "the licence", ()))
+
+
+def test_a_mistake_in_the_text_does_not_block_the_corrected_command(tmp_path, lm):
+    (tmp_path / "rows.jsonl").write_text('{"body": "the licence grants rights"}\n')
+    with pytest.raises(TextError, match="--field"):
+        build(lm, str(tmp_path / "rows.jsonl"), tmp_path / "store", quiet=True)
+    assert len(build(lm, str(tmp_path / "rows.jsonl"), tmp_path / "store", field="body", quiet=True))
+
+
+def test_a_store_does_not_switch_on_remote_code_and_a_built_in_name_is_no_folder(tmp_path, lm, monkeypatch):
+    (tmp_path / "t.txt").write_text("the licence grants rights")
+    monkeypatch.setattr(lm, "spec", ModelSpec("smollm2-135m", trust_remote_code=True))
+    monkeypatch.chdir(tmp_path)
+    store = build(lm, "t.txt", "smollm2-135m", quiet=True)
+    options = store.model_options()
+    assert options["name"] == "smollm2-135m" and "trust_remote_code" not in options

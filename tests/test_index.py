@@ -220,3 +220,12 @@ def test_gpu_faiss_is_used_when_it_is_there(store, queries, monkeypatch):
         faiss, "index_cpu_to_all_gpus", lambda index: (_ for _ in ()).throw(RuntimeError("no such kind"))
     )
     assert not isinstance(Retriever(store, "gpu").index.first, OnGpu)
+
+
+def test_another_kind_under_the_same_name_drops_what_was_tuned_for_the_old_one(store):
+    build_index(store, "IVF16,SQ8", name="again", quiet=True)
+    settings = store.path / "index" / "again" / "settings.json"
+    settings.write_text("{}")
+    assert build_index(store, name="again", quiet=True)["spec"]["first"] == "IVF16,SQ8" and settings.exists()
+    assert build_index(store, "flat", name="again", quiet=True)["spec"]["first"] == "Flat" and not settings.exists()
+    assert Retriever(store, "again").search(store.keys[:1].astype(np.float32), 1).ids.tolist() == [[0]]

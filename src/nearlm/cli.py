@@ -1,19 +1,17 @@
 """The command line: every command calls one function; torch is imported only where it is needed."""
 
-import contextlib
 import io
 import json
 import os
 import shutil
 import sys
 import textwrap
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from nearlm import __version__
-from nearlm.errors import NearLMError, OptionError
+from nearlm.errors import NearLMError
 
 app = typer.Typer(
     name="nearlm",
@@ -126,11 +124,15 @@ def build(
 
     names = BuildOptions.__dataclass_fields__
     given = locals()
-    spec = model and ModelSpec(model, revision, trust_remote_code, adapter, quantization, device, dtype)
+    loading: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    if model is None and append:
+        spec = _appending_spec(out, revision=revision, adapter=adapter, quantization=quantization, **loading)
+    else:
+        spec = model and ModelSpec(model, revision, adapter=adapter, quantization=quantization, **loading)
     build_store(
         spec or None,
         [*text, *(more_text or ())],
-        store_folder(out),
+        out,
         append=append,
         restart=restart,
         field=field,
@@ -150,7 +152,7 @@ def info(
     """Show what a store holds, or trace one of its records to its text."""
     from nearlm.datastore import Datastore
 
-    opened = Datastore.open(store_folder(store))
+    opened = Datastore.open(store)
     _show(opened.summary() if record is None else opened.trace(record), as_json)
 
 
@@ -160,7 +162,7 @@ def verify(store: Store) -> None:
     from nearlm.datastore import Datastore
     from nearlm.progress import Reporter, size
 
-    opened = Datastore.open(store_folder(store))
+    opened = Datastore.open(store)
     with Reporter().bar("verifying", opened.bytes, "bytes") as advance:
         opened.verify(advance)
     for name in opened.indexes:
@@ -179,6 +181,7 @@ Distances = Annotated[
     str | None, typer.Option(metavar="WHICH", help="index: as the index gives them; store: exact. [default: index]")
 ]
 Model = Annotated[str | None, typer.Option(metavar="MODEL", help="The store's model, if it has moved.")]
+Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 …")]
 Dtype = Annotated[str, typer.Option(metavar="DTYPE", help="auto, float32, bfloat16, float16.")]
 MaxTokens = Annotated[int | None, typer.Option(metavar="N", help="Use only the first N tokens of the text.")]
@@ -203,7 +206,7 @@ def index(
     from nearlm.datastore import Datastore
     from nearlm.indexing import build_index
 
-    made = build_index(Datastore.open(store_folder(store)), factory, name=name, nprobe=nprobe, quiet=quiet)
+    made = build_index(Datastore.open(store), factory, name=name, nprobe=nprobe, quiet=quiet)
     _show({name: value for name, value in made.items() if name not in ("files", "shards", "manifest")}, as_json)
 
 
@@ -219,6 +222,7 @@ def tune(
     stride: Stride = None,
     max_tokens: MaxTokens = None,
     model: Model = None,
+    trust_remote_code: Trust = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
     field: Field = "text",
@@ -232,9 +236,9 @@ def tune(
     from nearlm.retrieve import Retriever
     from nearlm.tune import tune as tune_index
 
-    opened = Datastore.open(store_folder(store))
+    opened = Datastore.open(store)
     retriever = Retriever(opened, name, nprobe=nprobe, distances=distances or "index")
-    lm = load_lm(opened, _spec(opened, model, device, dtype))
+    lm = load_lm(opened, _spec(opened, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code))
     options: dict[str, Any] = {"k": k, "stride": stride, "max_tokens": max_tokens, "field": field}
     found = tune_index(lm, retriever, [*text, *(more_text or ())], reporter=Reporter(quiet), **options)
     if as_json:
@@ -258,6 +262,7 @@ def evaluate_text(
     stride: Stride = None,
     max_tokens: MaxTokens = None,
     model: Model = None,
+    trust_remote_code: Trust = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
     field: Field = "text",
@@ -269,7 +274,8 @@ def evaluate_text(
     from nearlm.progress import Reporter
 
     mixing: dict[str, Any] = {"lam": lam, "temperature": temperature, "k": k, "nprobe": nprobe, "distances": distances}
-    knnlm = _knnlm(store, model, device, dtype, quiet, index=name, knn=not no_knn, **mixing)
+    loading: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    knnlm = _knnlm(store, model, loading, quiet, index=name, knn=not no_knn, **mixing)
     options: dict[str, Any] = {"stride": stride, "max_tokens": max_tokens, "field": field}
     found = evaluate(knnlm, [*text, *(more_text or ())], reporter=Reporter(quiet), **options)
     _show(found.to_json(), as_json)
@@ -294,6 +300,7 @@ def generate(
     distances: Distances = None,
     no_knn: Annotated[bool, typer.Option("--no-knn", help="The model alone, without its memory.")] = False,
     model: Model = None,
+    trust_remote_code: Trust = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
 ) -> None:
@@ -301,7 +308,8 @@ def generate(
     from nearlm.console import write_continuation
 
     mixing: dict[str, Any] = {"lam": lam, "temperature": temperature, "k": k, "nprobe": nprobe, "distances": distances}
-    knnlm = _knnlm(store, model, device, dtype, index=name, knn=not no_knn, **mixing)
+    loading: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    knnlm = _knnlm(store, model, loading, index=name, knn=not no_knn, **mixing)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}
     if top_p is not None:
         options["top_p"] = top_p
@@ -309,43 +317,38 @@ def generate(
     write_continuation(knnlm, read, chat=chat, seed=seed, explain=explain, **options)
 
 
-def _spec(store: Any, model: str | None, device: str, dtype: str) -> Any:
+def _spec(store: Any, model: str | None, **loading: Any) -> Any:
     """Say how to load a store's model: from where it was, or from where it is now."""
     import dataclasses
 
     from nearlm.pretrained import ModelSpec
 
     spec = ModelSpec(**store.model_options())
-    return dataclasses.replace(spec, name=model or spec.name, device=device, dtype=dtype)
+    moved: dict[str, Any] = {"name": model, "revision": None} if model else {}
+    return dataclasses.replace(spec, **moved, **loading)
 
 
-def _knnlm(store: str, model: str | None, device: str, dtype: str, quiet: bool = True, **options: Any) -> Any:
+def _appending_spec(store: str, **given: Any) -> Any:
+    """Say how to load the model of a store that is appended to: as it was, but for what is given."""
+    from nearlm.datastore import Datastore
+
+    opened = Datastore.open(store)
+    if given["dtype"] == "auto":
+        given["dtype"] = opened.manifest["model"]["dtype"]
+    return _spec(opened, None, **{name: value for name, value in given.items() if value is not None})
+
+
+def _knnlm(store: str, model: str | None, loading: dict[str, Any], quiet: bool = True, **options: Any) -> Any:
     """Load a store with its model and index, and say what the index needs."""
     from nearlm.datastore import Datastore
     from nearlm.knnlm import KNNLM
     from nearlm.progress import Reporter
 
-    opened = Datastore.open(store_folder(store))
-    knnlm = KNNLM.load(opened, _spec(opened, model, device, dtype), **options)
+    opened = Datastore.open(store)
+    knnlm = KNNLM.load(opened, _spec(opened, model, **loading), **options)
     if knnlm.retriever is not None:
         knnlm.retriever.announce(Reporter(quiet))
     return knnlm
-
-
-def store_folder(store: str) -> Path:
-    """Return the path of a store, which may be in the cache (`cache:NAME`)."""
-    from nearlm.fetch import cache_dir
-
-    name = store.removeprefix("cache:")
-    if not name:
-        raise OptionError(f"a store is named {store!r}; expected a folder or cache:NAME")
-    if name == store:
-        with contextlib.suppress(RuntimeError):  # no such ~user
-            return Path(store).expanduser()
-        return Path(store)
-    if Path(name).name != name:
-        raise OptionError(f"{store!r} is no store in the cache; expected cache:NAME, with a NAME without slashes")
-    return cache_dir() / "stores" / name
 
 
 def _show(values: dict[str, Any], as_json: bool) -> None:

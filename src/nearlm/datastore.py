@@ -12,6 +12,7 @@ import numpy.typing as npt
 from nearlm import files
 from nearlm.arrays import ArrayFile, ShardedArray
 from nearlm.errors import ModelError, StoreError
+from nearlm.fetch import store_folder
 from nearlm.files import Json
 from nearlm.tokenise import Segment
 
@@ -112,8 +113,12 @@ class Datastore:
 
     @classmethod
     def open(cls, path: str | Path) -> "Datastore":
-        """Open a store; its manifest and its files' sizes and headers are checked, its data is not read."""
-        return cls(Path(path), read_manifest(Path(path)))
+        """Open a store by its folder or `cache:NAME`.
+
+        Its manifest and its files' sizes and headers are checked, its data is not read.
+        """
+        folder = store_folder(path)
+        return cls(folder, read_manifest(folder))
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -148,7 +153,7 @@ class Datastore:
     def model_options(self) -> Json:
         """Say how to load the model that made this store: the fields of a `ModelSpec`."""
         model = self.manifest["model"]
-        options = {name: model[name] for name in ("revision", "trust_remote_code", "quantization")}
+        options = {name: model[name] for name in ("revision", "quantization")}  # remote code is the user's own choice
         for name in ("name", "adapter"):
             path = model[f"{name}_path"]
             options[name] = model[name] if path is None else str((self.path / path).resolve())

@@ -121,7 +121,7 @@ def _summary(knnlm: KNNLM, text: TokenText, logp: float, log_lm: float, timer: T
         rest_share=rest / seconds,
         lam=knnlm.lam,
         temperature=knnlm.temperature,
-        k=(knnlm.k or retriever.default_k()) if retriever else None,
+        k=min(knnlm.k or retriever.default_k(), retriever.max_k) if retriever else None,
         nprobe=retriever.index.nprobe if retriever else None,
         index=retriever.name if retriever else None,
         distances=retriever.distances if retriever else None,

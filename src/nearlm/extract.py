@@ -29,9 +29,10 @@ from nearlm.datastore import (
     write_manifest,
 )
 from nearlm.errors import OptionError, StoreError, TextError
+from nearlm.fetch import store_folder
 from nearlm.files import Json
 from nearlm.lm import LM, PROBE_TOKENS
-from nearlm.pretrained import ModelSpec
+from nearlm.pretrained import BUILT_IN, ModelSpec
 from nearlm.progress import Reporter, size
 from nearlm.shards import Clock, ShardWriter
 from nearlm.tap import FFN
@@ -66,8 +67,9 @@ def build(
     whose own model and options are the default.
     """
     corpus = Corpus([texts] if isinstance(texts, str) else texts, field=field, glob=glob, strict=strict)
-    builder = _Builder(Path(out), corpus, BuildOptions(**options), Reporter(quiet), append)
-    with _writing(Path(out)):
+    folder = store_folder(out)
+    builder = _Builder(folder, corpus, BuildOptions(**options), Reporter(quiet), append)
+    with _writing(folder):
         return builder.run(model, restart)
 
 
@@ -80,11 +82,16 @@ def _writing(folder: Path) -> Iterator[None]:
         with files.lock(folder):
             yield
     except OSError as error:
-        if isinstance(error, FileNotFoundError):
+        if isinstance(error, FileNotFoundError) or not _is_inside(error.filename, folder):
             raise
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = "free some space and repeat the command: it goes on" if full else "choose another --out"
         raise StoreError(f"cannot write to {folder}: {error.strerror or error}; {hint}") from error
+
+
+def _is_inside(name: Any, folder: Path) -> bool:
+    """Tell whether an error is about a folder or something in it; one without a name may be."""
+    return name is None or Path(os.fsdecode(name)).resolve().is_relative_to(folder.resolve())
 
 
 def _refuse_foreign(folder: Path) -> None:
@@ -161,7 +168,7 @@ class _Builder:
         if model is None:
             if self.store is None:
                 raise OptionError("no model was given; name one with --model")
-            model = ModelSpec(**self.store.model_options())
+            model = ModelSpec(**self.store.model_options(), dtype=self.store.manifest["model"]["dtype"])
         lm = model if isinstance(model, LM) else LM.load(model, key_tap=tap)
         self.spec = lm.spec
         self.fingerprint, self.tokenizer_fingerprint, self.probe = (
@@ -241,7 +248,10 @@ class _Builder:
         segment = Segment(self.folder, len(self.store.manifest["segments"]) if self.store else 0)
         framing = Framing(tuple(self.plan["bos"]), tuple(self.plan["separator"]))
         options = BuildOptions(**self.plan["options"])
-        text = tokenise(self.corpus, self.lm.tokenizer, framing, segment, self.job, options.max_tokens, self.reporter)
+        with self._nothing_left(unless=bool(self.job.state("tokens").get("done"))):
+            text = tokenise(
+                self.corpus, self.lm.tokenizer, framing, segment, self.job, options.max_tokens, self.reporter
+            )
         with self._nothing_left():
             check_not_empty(text, self.corpus.texts)
         for problem, count in text["problems"].items():
@@ -258,12 +268,13 @@ class _Builder:
         return self._finish(segment, text, shards)
 
     @contextlib.contextmanager
-    def _nothing_left(self) -> Iterator[None]:
-        """Leave nothing of a text behind that is refused."""
+    def _nothing_left(self, unless: bool = False) -> Iterator[None]:
+        """Leave nothing behind of a text that is refused, unless keys have been computed from it."""
         try:
             yield
         except TextError:
-            self._discard()
+            if not unless:
+                self._discard()
             raise
 
     def _announce(self, text: Json, windows: Windows) -> None:
@@ -386,7 +397,7 @@ class _Builder:
 
 def _portable(name: str | None, folder: Path) -> tuple[str | None, str | None]:
     """Split a model's name into one that can be shown and, for a local one, its path from the store."""
-    if name is None or not Path(name).expanduser().exists():
+    if name is None or name in BUILT_IN or not Path(name).expanduser().exists():
         return name and (Path(name).name if Path(name).is_absolute() else name), None
     path = Path(name).expanduser().resolve()
     return path.name, os.path.relpath(path, folder.resolve())

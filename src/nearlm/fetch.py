@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from nearlm import files
-from nearlm.errors import FetchError
+from nearlm.errors import FetchError, OptionError
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,20 @@ def cache_dir() -> Path:
     if own := os.environ.get("NEARLM_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nearlm"
+
+
+def store_folder(store: str | Path) -> Path:
+    """Return the folder of a store, which may be in the cache (`cache:NAME`)."""
+    name = str(store).removeprefix("cache:")
+    if not name:
+        raise OptionError(f"a store is named {str(store)!r}; expected a folder or cache:NAME")
+    if name == str(store):
+        with contextlib.suppress(RuntimeError):  # no such ~user
+            return Path(store).expanduser()
+        return Path(store)
+    if Path(name).name != name:
+        raise OptionError(f"{str(store)!r} is no store in the cache; expected cache:NAME, with a NAME without slashes")
+    return cache_dir() / "stores" / name
 
 
 def fetch(package: Package) -> Path:

@@ -76,7 +76,7 @@ def write_at(file: BinaryIO, data: bytes | memoryview, offset: int) -> None:
 def sync(file: BinaryIO) -> None:
     """Put what was written to `file` on the disk itself."""
     file.flush()
-    os.fdatasync(file.fileno())
+    getattr(os, "fdatasync", os.fsync)(file.fileno())  # macOS has no fdatasync
 
 
 def allocate(path: Path, header: bytes, size: int) -> None:
@@ -179,6 +179,8 @@ class Job:
 def _reserve(file: BinaryIO, size: int) -> None:
     try:
         os.posix_fallocate(file.fileno(), 0, size)
+    except AttributeError:  # macOS
+        os.ftruncate(file.fileno(), size)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
             raise

@@ -1,5 +1,6 @@
 """Make an index of a store: train on a sample, fill block by block, measure, as a job that goes on after a kill."""
 
+import contextlib
 import time
 from dataclasses import asdict
 from typing import Any
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from nearlm import files
 from nearlm.arrays import ArrayFile
 from nearlm.datastore import Datastore, describe
+from nearlm.errors import OptionError
 from nearlm.files import Json
 from nearlm.index import (
     DEFAULT,
@@ -45,9 +47,10 @@ def build_index(
 
     Without `factory` an index that is there keeps its kind; a new one is `auto`.
     """
-    indexer = _Indexer(store, name, Reporter(quiet))
-    with files.lock(indexer.folder):
-        return indexer.run(factory, nprobe)
+    folder = index_folder(store, name)
+    folder.mkdir(parents=True, exist_ok=True)
+    with files.lock(folder):
+        return _Indexer(store, name, Reporter(quiet)).run(factory, nprobe)
 
 
 class _Indexer:
@@ -56,17 +59,18 @@ class _Indexer:
     def __init__(self, store: Datastore, name: str, reporter: Reporter):
         self.store, self.name, self.reporter = store, name, reporter
         self.folder = index_folder(store, name)
-        self.folder.mkdir(parents=True, exist_ok=True)
         self.job = files.Job(self.folder, "index")
         path = self.folder / "index.json"
         self.done = files.read_json(path) if path.exists() else None
 
     def run(self, factory: str | None, nprobe: int | None) -> Json:
         """Train, fill, measure, and write `index.json` last."""
-        factory = factory or (self.done["factory"] if self.done else "auto")
         spec = self._choose(factory, nprobe)
+        factory = factory or (self.done["factory"] if self.done else "auto")
         if self.done and (self.done["spec"], self.done["manifest"]) == (asdict(spec), self.store.manifest["checksum"]):
             self.reporter.say(f"index {self.name!r} is complete already")
+            self.job.close()
+            self._remove_data(keep=self.done["data"])
             return self.done
         started = time.monotonic()
         index = self._begin(spec)
@@ -75,17 +79,21 @@ class _Indexer:
             self._train(index)
         data = self._fill(index)
         described = self._describe(index, factory, data, time.monotonic() - started)
+        if self.done and self.done["spec"] != described["spec"]:
+            files.remove(self.folder / "settings.json")  # λ and T were tuned for other distances
         files.write_json(self.folder / "index.json", described)
         self.job.close()
         self._remove_data(keep=data)
         return described
 
-    def _choose(self, factory: str, nprobe: int | None) -> IndexSpec:
-        """Keep an index's kind when only records were appended; otherwise choose one for the store's size."""
-        if self.done and factory == self.done["factory"] and self._is_prefix(self.done):
+    def _choose(self, factory: str | None, nprobe: int | None) -> IndexSpec:
+        """Choose what was asked for, for the store's size; without a wish an index that is there keeps its kind."""
+        if factory is None and self.done:
             kept = self.done["spec"]
+            if nprobe is not None and (kept["nprobe"] is None or nprobe < 1):
+                raise OptionError(f"--nprobe is {nprobe}, but index {self.name!r} is {kept['first']}; leave it out")
             return IndexSpec(**{**kept, "nprobe": nprobe or kept["nprobe"]})
-        return choose_index(factory, len(self.store), self.store.dim, nprobe)
+        return choose_index(factory or "auto", len(self.store), self.store.dim, nprobe)
 
     def _is_prefix(self, done: Json) -> bool:
         return bool(done["shards"] == _shards(self.store)[: len(done["shards"])])
@@ -94,8 +102,10 @@ class _Indexer:
         """Return the index as far as it is made: by a killed job, by an earlier index, or not at all."""
         plan = {"spec": asdict(spec), "manifest": self.store.manifest["checksum"]}
         if self.job.started and self.job.plan() == plan and self.job.state("fill"):
-            self.reporter.say(f"going on with the unfinished index {self.name!r}")
-            return read_parts(self.folder / self.job.state("fill")["data"], spec, mapped=False)
+            with contextlib.suppress(RuntimeError):  # a checkpoint that was cut off: begin again
+                index = read_parts(self.folder / self.job.state("fill")["data"], spec, mapped=False)
+                self.reporter.say(f"going on with the unfinished index {self.name!r}")
+                return index
         self.job.begin(plan)
         self._remove_data(keep=self.done["data"] if self.done else "")
         if self.done and self._is_prefix(self.done) and _same_kind(IndexSpec(**self.done["spec"]), spec):
@@ -131,6 +141,8 @@ class _Indexer:
         data = f"data-{index.records:012d}"
         if self.done and self.done["data"] == data:
             data += "-new"
+        if self.job.state("fill").get("data") == data:
+            return data
         write_parts(index, self.folder / data)
         self.job.note("fill", {"data": data})
         self._remove_data(keep=data)

@@ -240,7 +240,7 @@ class KNNLM:
         return TokenScores(**columns), joined
 
     def reading(self, stride: int | None = None) -> Reading:
-        """Return how this model cuts up text: as its store was cut up."""
+        """Return how this model cuts up text: framed and windowed as its store was; the stride is the window."""
         return Reading.of_store(self.store.manifest, stride)
 
     def _contexts(self, neighbors: Neighbors | None, row: int, count: int) -> list[tuple[float, Context]]:

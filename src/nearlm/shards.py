@@ -109,9 +109,10 @@ class ShardWriter:
         if not torch.isfinite(vectors).all():
             raise ModelError(
                 f"{self._lm.name} gives non-finite keys (near token {int(rows.start[0])} of the text, computing "
-                f"in {self._lm.dtype}); try --dtype float32 or another --key-tap"
+                f"in {self._lm.dtype}); try --dtype float32 or another --key-tap, with --restart"
             )
         largest = float(vectors.abs().max())
         raise ModelError(
-            f"a key of {self._lm.name} reaches {largest:.0f}, more than float16's 65504; use --key-dtype float32"
+            f"a key of {self._lm.name} reaches {largest:.0f}, more than float16's 65504; "
+            "use --key-dtype float32, with --restart"
         )

@@ -17,7 +17,7 @@ from nearlm.arrays import ArrayFile
 from nearlm.columns import Pieces, fill_columns
 from nearlm.corpus import Corpus
 from nearlm.errors import OptionError
-from nearlm.fetch import cache_dir
+from nearlm.fetch import cache_dir, waiting_lock
 from nearlm.files import Json
 from nearlm.lm import LM
 from nearlm.mix import found, log_p_knn
@@ -33,7 +33,7 @@ _STATISTICS = ("logp", "conf", "ent")
 
 @dataclass(frozen=True)
 class Reading:
-    """How a text is cut up: as the store was, unless told otherwise."""
+    """How a text is cut up: framed and windowed as the store was, with a stride of its own."""
 
     framing: Framing
     window: int
@@ -82,8 +82,7 @@ def read_text(
     corpus = Corpus([texts] if isinstance(texts, str) else texts, **corpus_options)
     reporter = reporter or Reporter(quiet=True)
     folder = cache_dir() / "traces" / "reading"
-    folder.mkdir(parents=True, exist_ok=True)
-    with files.lock(folder):
+    with waiting_lock(folder):
         segment, job = Segment(folder, 0), files.Job(folder, "read")
         job.begin({})
         state = tokenise(corpus, tokenizer, reading.framing, segment, job, max_tokens, reporter)
