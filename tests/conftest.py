@@ -1,6 +1,7 @@
 """Tiny models and texts that every test can share; nothing here needs the network."""
 
 import os
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
@@ -95,3 +96,19 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     """Keep tests out of the user's cache, except those that may use the network."""
     if "network" not in request.keywords:
         monkeypatch.setenv("NEARLM_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture
+def nearlm(monkeypatch, capfd):
+    """Run a command in this process; return exit code, stdout and stderr."""
+    from nearlm import cli
+
+    monkeypatch.delenv("NEARLM_DEBUG", raising=False)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["nearlm", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        return exit.value.code, *capfd.readouterr()
+
+    return run

@@ -16,20 +16,6 @@ from nearlm import __version__, cli, extract
 from nearlm.datastore import Datastore
 
 
-@pytest.fixture
-def nearlm(monkeypatch, capfd):
-    """Run a command in this process; return exit code, stdout and stderr."""
-    monkeypatch.delenv("NEARLM_DEBUG", raising=False)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["nearlm", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit:
-            cli.main()
-        return exit.value.code, *capfd.readouterr()
-
-    return run
-
-
 @pytest.fixture(scope="session")
 def store(tmp_path_factory, model_folder) -> Path:
     """A small finished store of documents with odd names; not to be changed."""

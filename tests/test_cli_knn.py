@@ -1,26 +1,11 @@
 """The commands from a store to a continuation, as a user types them."""
 
 import json
-import sys
 
 import pytest
 
 from conftest import make_text
-from nearlm import cli
 from nearlm.extract import build
-
-
-@pytest.fixture
-def nearlm(monkeypatch, capfd):
-    """Run a command in this process; return exit code, stdout and stderr."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["nearlm", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit:
-            cli.main()
-        return exit.value.code, *capfd.readouterr()
-
-    return run
 
 
 @pytest.fixture(scope="module")
