@@ -119,7 +119,7 @@ def searches_per_second(model: KNNLM, queries: np.ndarray) -> float:
     for _ in range(3):
         started = time.perf_counter()
         for start in range(0, len(queries), 2048):
-            model.retriever.search(queries[start : start + 2048], model.k)
+            model.retriever.search(queries[start : start + 2048], model.k, ordered=False)
         times.append(time.perf_counter() - started)
     return len(queries) / min(times)
 

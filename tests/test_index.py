@@ -7,15 +7,22 @@ import numpy as np
 import pytest
 
 from conftest import make_text
-from nearlm import indexing
+from nearlm import files, indexing
+from nearlm import index as index_module
 from nearlm.datastore import Datastore
 from nearlm.errors import OptionError, StoreError
 from nearlm.extract import build
-from nearlm.index import IndexSpec, choose_index, open_index, paper_code_bytes, paper_nlist, verify_index
+from nearlm.index import (
+    IndexSpec,
+    choose_index,
+    open_index,
+    paper_code_bytes,
+    paper_nlist,
+    principal_axes,
+    verify_index,
+)
 from nearlm.indexing import build_index, exact_search
 from nearlm.retrieve import Retriever
-
-TWO_STAGES = IndexSpec("IVF16,PQ16x4fs", 16, 16, "SQ8", 200)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +92,7 @@ def test_store_distances_are_the_true_ones_in_order(store, queries):
 def test_nprobe_reaches_the_lists_below_a_transform(store, queries, monkeypatch):
     build_index(store, "PCAR16,IVF32,SQ8", name="below", quiet=True)
     few, all_ = Retriever(store, "below", nprobe=1), Retriever(store, "below", nprobe=32)
-    assert faiss.extract_index_ivf(few.index.first).nprobe == 1
+    assert faiss.extract_index_ivf(few.index.faiss).nprobe == 1
     many = (all_.search(queries, 100).ids >= 0).sum()
     assert (few.search(queries, 100).ids >= 0).sum() < many == queries.shape[0] * 100
     with pytest.raises(OptionError, match="has no lists"):
@@ -93,14 +100,37 @@ def test_nprobe_reaches_the_lists_below_a_transform(store, queries, monkeypatch)
         Retriever(store, "exact", nprobe=3)
 
 
-def test_a_shortlist_is_nested_in_k_and_bounds_it(store, queries, monkeypatch):
-    monkeypatch.setattr(indexing, "choose_index", lambda *_: TWO_STAGES)
-    build_index(store, "auto", name="two", quiet=True)
-    retriever = Retriever(store, "two")
-    most = retriever.search(queries, 5000)
-    assert most.ids.shape[1] == retriever.max_k == 200
+def test_the_automatic_index_scans_whitened_keys(store, queries, monkeypatch):
+    monkeypatch.setattr(index_module, "_SMALL", 0)
+    described = build_index(store, "auto", name="auto", nprobe=1000, quiet=True)
+    assert described["recall"] > 0.97 and described["distance_error"] < 0.01
+    retriever = Retriever(store, "auto")
+    keys, x = retriever.index.transformed(store.keys[:]), retriever.index.transformed(queries)
+    d = ((x[:, None] - keys) ** 2).sum(-1)
+    most = retriever.search(queries, 60)
+    np.testing.assert_allclose(most.distances, np.sort(d, axis=1)[:, :60], rtol=0.05)
     np.testing.assert_array_equal(retriever.search(queries, 30).ids, most.ids[:, :30])
-    assert (np.diff(most.distances, axis=1) >= 0).all()
+    unordered = retriever.search(queries, 60, ordered=False)
+    np.testing.assert_array_equal(np.sort(unordered.ids), np.sort(most.ids))
+
+
+@pytest.mark.parametrize("power", [0.0, -0.25, -0.5])
+def test_principal_axes_scale_by_variance_and_keep_its_total(power):
+    rng = np.random.default_rng(0)
+    keys = (rng.normal(size=(4000, 12)) * np.geomspace(8, 0.5, 12) + 3).astype(np.float32)
+    out = principal_axes(keys, 6, power).apply(keys).astype(np.float64)
+    values, vectors = np.linalg.eigh(np.cov(keys.T.astype(np.float64)))
+    values, vectors = values[::-1][:6], vectors[:, ::-1][:, :6]
+    expected = (keys - keys.mean(0)) @ vectors * values**power
+    expected *= np.sqrt(values.sum() / expected.var(0).sum())
+    np.testing.assert_allclose(np.abs(out), np.abs(expected), rtol=1e-2, atol=2e-2)
+
+
+def test_principal_axes_of_keys_without_variance_are_finite():
+    keys = np.zeros((100, 8), np.float32)
+    keys[:, 0] = np.arange(100)
+    assert np.isfinite(principal_axes(keys, 8, -0.5).apply(keys)).all()
+    assert np.isfinite(principal_axes(keys * 0, 8, -0.5).apply(keys)).all()
 
 
 def test_the_papers_index_is_as_facts_define_it():
@@ -120,11 +150,11 @@ def test_index_json_says_what_was_measured(store):
     assert described["queries_per_second"] > 0 and 32 < described["bytes_per_record"] < 100
     assert build_index(store, "IVF16,SQ8", name="measured", nprobe=16, quiet=True) == described
     verify_index(store, "measured")
-    path = next((store.path / "index" / "measured").glob("data-*/first.faiss"))
+    path = next((store.path / "index" / "measured").glob("data-*/codes.npy"))
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(StoreError, match=r"first\.faiss"):
+    with pytest.raises(StoreError, match=r"codes\.npy"):
         verify_index(store, "measured")
     path.write_bytes(data[:-1])
     with pytest.raises(StoreError, match="cut"):
@@ -214,18 +244,18 @@ def test_gpu_faiss_is_used_when_it_is_there(store, queries, monkeypatch):
     monkeypatch.setattr(faiss, "GpuParameterSpace", Space, raising=False)
     monkeypatch.setattr(faiss, "try_extract_index_ivf", lambda i: None if isinstance(i, OnGpu) else real(i))
     retriever = Retriever(store, "gpu", nprobe=16)
-    assert moved and isinstance(retriever.index.first, OnGpu)
+    assert moved and isinstance(retriever.index.faiss, OnGpu)
     np.testing.assert_array_equal(retriever.search(queries, 10).ids, expected.ids)
     monkeypatch.setattr(
         faiss, "index_cpu_to_all_gpus", lambda index: (_ for _ in ()).throw(RuntimeError("no such kind"))
     )
-    assert not isinstance(Retriever(store, "gpu").index.first, OnGpu)
+    assert not isinstance(Retriever(store, "gpu").index.faiss, OnGpu)
 
 
 def test_another_kind_under_the_same_name_drops_what_was_tuned_for_the_old_one(store):
     build_index(store, "IVF16,SQ8", name="again", quiet=True)
     settings = store.path / "index" / "again" / "settings.json"
-    settings.write_text("{}")
-    assert build_index(store, name="again", quiet=True)["spec"]["first"] == "IVF16,SQ8" and settings.exists()
-    assert build_index(store, "flat", name="again", quiet=True)["spec"]["first"] == "Flat" and not settings.exists()
+    files.write_stamped(settings, {})
+    assert build_index(store, name="again", quiet=True)["spec"]["factory"] == "IVF16,SQ8" and settings.exists()
+    assert build_index(store, "flat", name="again", quiet=True)["spec"]["factory"] == "Flat" and not settings.exists()
     assert Retriever(store, "again").search(store.keys[:1].astype(np.float32), 1).ids.tolist() == [[0]]

@@ -71,7 +71,7 @@ def mixed_logits(
     rows = max(1, _SLICE_BYTES // (8 * flat.shape[-1]))
     for start in range(0, len(flat), rows):
         part = slice(start, start + rows)
-        near = retriever.search(queries[part], k)
+        near = retriever.search(queries[part], k, ordered=False)
         log_lm = flat[part].to(exact).log_softmax(-1)
         knn = log_p_knn_vocabulary(near.distances, near.tokens, flat.shape[-1], temperature, near.weights)
         log_knn = torch.from_numpy(knn).to(logits.device, exact)

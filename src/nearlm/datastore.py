@@ -66,8 +66,7 @@ def describe(path: Path) -> Json:
 
 def write_manifest(folder: Path, manifest: Json) -> None:
     """Finish a store: with this, and only with this, the folder is one."""
-    manifest = {name: value for name, value in manifest.items() if name != "checksum"}
-    files.write_json(folder / MANIFEST, {**manifest, "checksum": files.canonical_hash(manifest)})
+    files.write_stamped(folder / MANIFEST, manifest)
 
 
 def read_manifest(folder: Path) -> Json:
@@ -80,15 +79,10 @@ def read_manifest(folder: Path) -> Json:
         if files.Job(folder, BUILD_JOB).started:
             raise StoreError(f"{folder} is an unfinished build; finish it by repeating its `nearlm build` command")
         raise StoreError(f"{folder} has no {MANIFEST}, so it is no store; expected a folder made by `nearlm build`")
-    manifest = files.read_json(folder / MANIFEST)
-    sound = files.json_bytes(manifest) == (folder / MANIFEST).read_bytes()
-    version = manifest.get("format")
+    version = files.read_json(folder / MANIFEST).get("format")
     if isinstance(version, int) and version > FORMAT:
         raise StoreError(f"{folder} has format {version}, this nearlm reads up to {FORMAT}; upgrade nearlm")
-    stated = manifest.pop("checksum", None)
-    if not sound or files.canonical_hash(manifest) != stated:
-        raise StoreError(f"{folder / MANIFEST} does not match its own checksum; it was damaged or edited by hand")
-    return {**manifest, "checksum": stated}
+    return files.read_stamped(folder / MANIFEST)
 
 
 class Datastore:

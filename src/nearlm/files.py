@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,6 +33,23 @@ def write_bytes(path: Path, data: bytes) -> None:
     replace(part, path)
 
 
+def write_array(path: Path, dtype: npt.DTypeLike, shape: tuple[int, ...], parts: Iterable[npt.NDArray[Any]]) -> None:
+    """Replace `path` by an `.npy` file made of parts, whole or not at all; only one part is held at a time."""
+    part = path.with_name(path.name + ".part")
+    with open(part, "wb") as file:
+        append(file, npy_header(dtype, shape))
+        for rows in parts:
+            append(file, np.ascontiguousarray(rows, dtype).data)
+        sync(file)
+    replace(part, path)
+
+
+def sync_file(path: Path) -> None:
+    """Put a file that somebody else wrote on the disk itself."""
+    with open(path, "r+b") as file:
+        sync(file)
+
+
 def write_json(path: Path, value: Json) -> None:
     """Replace `path` by `value` as JSON, whole or not at all."""
     write_bytes(path, json_bytes(value))
@@ -51,6 +68,21 @@ def read_json(path: Path) -> Json:
         raise StoreError(f"{path} is not valid JSON ({error}); the file is damaged") from None
     if not isinstance(value, dict):
         raise StoreError(f"{path} holds a JSON {type(value).__name__}, expected an object; the file is damaged")
+    return value
+
+
+def write_stamped(path: Path, value: Json) -> None:
+    """Replace `path` by `value` as JSON with a checksum of its own."""
+    value = {name: item for name, item in value.items() if name != "checksum"}
+    write_json(path, {**value, "checksum": canonical_hash(value)})
+
+
+def read_stamped(path: Path) -> Json:
+    """Read what `write_stamped` wrote; a file that was damaged or edited is an error."""
+    value = read_json(path)
+    unstamped = {name: item for name, item in value.items() if name != "checksum"}
+    if json_bytes(value) != path.read_bytes() or canonical_hash(unstamped) != value.get("checksum"):
+        raise StoreError(f"{path} does not match its own checksum; it was damaged or edited by hand")
     return value
 
 

@@ -1,6 +1,7 @@
 """FAISS indexes over a store's keys: what there is to choose from, its files, and searching in it."""
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,36 +14,35 @@ from nearlm import files
 from nearlm.datastore import Datastore, describe
 from nearlm.errors import OptionError, StoreError
 from nearlm.files import Json
+from nearlm.scan import Found, Lists, ListScan, can_scan, without_lists, write_lists
 
 DEFAULT = "default"
 PAPER_NPROBE = 32
 PAPER_K = 1024
 _POINTS_PER_CENTROID = 256
-
-
-Found = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]  # squared distances and ids, [n, k]
+_SMALL = 20_000  # records, up to which exact search costs nothing
+_HALF_WHITE = -0.25
 
 
 @dataclass(frozen=True)
 class IndexSpec:
-    """What an index is made of.
+    """What an index is made of: a FAISS factory string, and what keys and queries go through first.
 
-    Queries are reduced to `pca` dimensions first, if set. `first` is a FAISS factory string. With
-    `second` the first stage only makes a `shortlist`, whose distances the second computes anew.
+    With `pca` that is a reduction to so many dimensions, each multiplied by its variance to the power of
+    `eigen_power`: 0 keeps distances, -0.5 makes all dimensions alike, and in between is best for a kNN-LM.
     """
 
-    first: str
+    factory: str
     nprobe: int | None = None
     pca: int | None = None
-    second: str | None = None
-    shortlist: int | None = None
+    eigen_power: float = 0.0
 
 
 def choose_index(factory: str, records: int, dim: int, nprobe: int | None = None) -> IndexSpec:
     """Turn `auto`, `paper`, `flat` or a FAISS factory string into a specification for a store of this size."""
     if nprobe is not None and nprobe < 1:
         raise OptionError(f"--nprobe is {nprobe}, expected at least 1")
-    if factory == "flat" or (factory == "auto" and records < 20_000):
+    if factory == "flat":
         return IndexSpec("Flat")
     if factory == "paper":
         return IndexSpec(f"IVF{paper_nlist(records)},PQ{paper_code_bytes(dim)}", nprobe or PAPER_NPROBE)
@@ -69,15 +69,10 @@ def paper_code_bytes(dim: int) -> int:
 
 
 def _auto(records: int, dim: int, nprobe: int | None) -> IndexSpec:
-    """Choose a fast-scan shortlist and a second stage; docs/results.md has the measurements behind it."""
-    width = min(256, dim - dim % 2)
-    return IndexSpec(
-        f"IVF{paper_nlist(records)},PQ{width // 2}x4fs",
-        nprobe or 16,
-        width if width < dim else None,
-        "SQ8",
-        PAPER_K,
-    )
+    """Choose what docs/results.md found best: half-whitened keys as 8-bit codes, whole lists scanned in batches."""
+    if records < _SMALL:
+        return IndexSpec("Flat", None, *((min(dim, 256), _HALF_WHITE) if records >= 8 * dim else ()))
+    return IndexSpec(f"IVF{paper_nlist(records)},SQ8", nprobe or 8, min(192, dim), _HALF_WHITE)
 
 
 def is_ivf(index: Any) -> bool:
@@ -86,50 +81,46 @@ def is_ivf(index: Any) -> bool:
 
 
 class SearchIndex:
-    """An index that is open for searching: transform, first stage, second stage."""
+    """An index that is open: what keys and queries go through, and a FAISS index or a scan of its lists."""
 
-    def __init__(self, spec: IndexSpec, transform: Any, first: Any, second: Any):
-        self.spec, self.transform, self.first, self.second = spec, transform, first, second
+    def __init__(self, spec: IndexSpec, transform: Any, faiss_index: Any, scan: ListScan | None = None):
+        self.spec, self.transform, self.faiss, self.scan = spec, transform, faiss_index, scan
         self.set_nprobe(spec.nprobe)
 
     @property
     def records(self) -> int:
         """How many records are in the index."""
-        return int(self.first.ntotal)
+        return len(self.scan.lists.ids) if self.scan else int(self.faiss.ntotal)
 
     def set_nprobe(self, nprobe: int | None) -> None:
         """Set how many lists a search looks at; always on the IVF index below any transform."""
         self.nprobe = nprobe
         if nprobe is None:
             return
-        if faiss.try_extract_index_ivf(self.first) is not None:
-            faiss.extract_index_ivf(self.first).nprobe = nprobe
+        if faiss.try_extract_index_ivf(self.faiss) is not None:
+            faiss.extract_index_ivf(self.faiss).nprobe = nprobe
         else:  # on a GPU
-            faiss.GpuParameterSpace().set_index_parameter(self.first, "nprobe", nprobe)
+            faiss.GpuParameterSpace().set_index_parameter(self.faiss, "nprobe", nprobe)
 
-    def search(self, queries: npt.NDArray[np.float32], k: int) -> Found:
-        """Return squared distances and ids of at most k neighbours a query, nearest first, padded with id -1."""
-        x = np.ascontiguousarray(queries, np.float32)
-        if self.transform is not None:
-            x = self.transform.apply(x)
-        if self.second is None:
-            found: Found = self.first.search(x, min(k, self.records))
-            return found
-        shortlist = min(self.spec.shortlist or k, self.records)
-        k = min(k, shortlist)
-        stages = faiss.IndexRefine(self.first, self.second)
-        stages.k_factor = shortlist / k
-        refined: Found = stages.search(x, k)
-        return refined
+    def transformed(self, keys: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
+        """Take keys or queries into the space in which the index measures distances."""
+        x = np.ascontiguousarray(keys, np.float32)
+        return x if self.transform is None else self.transform.apply(x)
+
+    def search(self, queries: npt.NDArray[np.float32], k: int, *, ordered: bool = True) -> Found:
+        """Return squared distances and ids of at most k neighbours a query, padded with id -1, nearest first.
+
+        Where the order does not matter, a scan need not spend time on it.
+        """
+        x, k = self.transformed(queries), min(k, self.records)
+        if self.scan:
+            return self.scan.search(x, k, self.nprobe or 1, ordered=ordered)
+        found: Found = self.faiss.search(x, k)
+        return found
 
     def add(self, keys: npt.NDArray[np.float32]) -> None:
         """Add keys; their ids go on from those that are there."""
-        x = np.ascontiguousarray(keys, np.float32)
-        if self.transform is not None:
-            x = self.transform.apply(x)
-        self.first.add(x)
-        if self.second is not None:
-            self.second.add(x)
+        self.faiss.add(self.transformed(keys))
 
 
 def index_folder(store: Datastore, name: str) -> Path:
@@ -146,21 +137,23 @@ def open_index(store: Datastore, name: str = DEFAULT) -> tuple[SearchIndex, Json
     if not (folder / "index.json").exists():
         known = f"it has {', '.join(store.indexes)}" if store.indexes else "it has none"
         raise StoreError(f"{store.path} has no index {name!r} ({known}); make one with: {again}")
-    described = files.read_json(folder / "index.json")
+    described = files.read_stamped(folder / "index.json")
     if described["manifest"] != store.manifest["checksum"]:
         raise StoreError(f"index {name!r} is of an earlier state of {store.path}; bring it up to date with: {again}")
     for file, stated in described["files"].items():
         if not (folder / file).is_file() or (folder / file).stat().st_size != stated["bytes"]:
             raise StoreError(f"{folder / file} is missing or cut; remove {folder} and make the index again: {again}")
-    index = read_parts(folder / described["data"], IndexSpec(**described["spec"]), mapped=True)
-    index.first = on_gpus(index.first)
-    index.set_nprobe(index.nprobe)
-    return index, described
+    return read_parts(folder / described["data"], IndexSpec(**described["spec"])), described
+
+
+def gpus() -> int:
+    """Return how many GPUs FAISS can use: none unless GPU FAISS is installed."""
+    return int(getattr(faiss, "get_num_gpus", int)())
 
 
 def on_gpus(index: Any) -> Any:
-    """Move an index to all GPUs if GPU FAISS is installed and has that kind (fast-scan indexes stay on the CPU)."""
-    if not getattr(faiss, "get_num_gpus", int)():
+    """Move an index to all GPUs if GPU FAISS is installed and has that kind."""
+    if not gpus():
         return index
     try:
         return faiss.index_cpu_to_all_gpus(index)
@@ -169,59 +162,94 @@ def on_gpus(index: Any) -> Any:
 
 
 def memory_needed(described: Json) -> tuple[int, int]:
-    """Return what an index needs: bytes in RAM (the first stage) and bytes that are only mapped (the rest)."""
-    sizes = {file.rsplit("/", 1)[1]: stated["bytes"] for file, stated in described["files"].items()}
-    held = sizes["first.faiss"] + sizes.get("transform.faiss", 0)
+    """Return what an index needs: bytes in RAM (FAISS's own files) and bytes that are only mapped (arrays)."""
+    sizes = {file: stated["bytes"] for file, stated in described["files"].items()}
+    held = sum(count for file, count in sizes.items() if file.endswith(".faiss"))
     return held, sum(sizes.values()) - held
 
 
 def verify_index(store: Datastore, name: str) -> None:
     """Read every byte of an index and refuse the first file that is not as it was written."""
     folder = index_folder(store, name)
-    for file, stated in files.read_json(folder / "index.json")["files"].items():
+    for file, stated in files.read_stamped(folder / "index.json")["files"].items():
         if not (folder / file).is_file() or describe(folder / file) != stated:
             raise StoreError(f"{folder / file} is damaged (its checksum differs); remove {folder} and index again")
+    if (folder / "settings.json").exists():
+        files.read_stamped(folder / "settings.json")
 
 
-def read_parts(folder: Path, spec: IndexSpec, *, mapped: bool) -> SearchIndex:
-    """Read an index's transform and stages."""
-    flag = faiss.IO_FLAG_MMAP_IFC if mapped else 0
+def read_parts(folder: Path, spec: IndexSpec) -> SearchIndex:
+    """Open an index for searching: arrays are mapped, other lists too where FAISS can; on GPUs if there are any."""
+    transform, index = _read_faiss(folder, spec, faiss.IO_FLAG_MMAP_IFC)
+    if not can_scan(index):
+        return SearchIndex(spec, transform, on_gpus(index))
+    lists = Lists.open(folder, index)
+    if gpus():
+        lists.put_into(index)
+        return SearchIndex(spec, transform, on_gpus(index))
+    return SearchIndex(spec, transform, index, ListScan(index, lists))
+
+
+def load_parts(folder: Path, spec: IndexSpec) -> SearchIndex:
+    """Read an index into memory, to add to it."""
+    transform, index = _read_faiss(folder, spec, 0)
+    if can_scan(index):
+        Lists.open(folder, index).put_into(index)
+    return SearchIndex(spec, transform, index)
+
+
+def _read_faiss(folder: Path, spec: IndexSpec, flag: int) -> tuple[Any, Any]:
     transform = faiss.read_VectorTransform(str(folder / "transform.faiss")) if spec.pca else None
-    second = faiss.read_index(str(folder / "second.faiss"), flag) if spec.second else None
-    return SearchIndex(spec, transform, faiss.read_index(str(folder / "first.faiss"), flag), second)
+    return transform, faiss.read_index(str(folder / "index.faiss"), flag)
 
 
 def write_parts(index: SearchIndex, folder: Path) -> None:
-    """Write an index's transform and stages into a new folder."""
+    """Write an index into a new folder."""
     files.remove(folder)
     folder.mkdir(parents=True)
     if index.transform is not None:
         faiss.write_VectorTransform(index.transform, str(folder / "transform.faiss"))
-    faiss.write_index(index.first, str(folder / "first.faiss"))
-    if index.second is not None:
-        faiss.write_index(index.second, str(folder / "second.faiss"))
+    if can_scan(index.faiss):
+        write_lists(index.faiss, folder)
+        faiss.write_index(without_lists(index.faiss), str(folder / "index.faiss"))
+    else:
+        faiss.write_index(index.faiss, str(folder / "index.faiss"))
+    for path in folder.glob("*.faiss"):
+        files.sync_file(path)
 
 
 def empty_index(spec: IndexSpec, dim: int) -> SearchIndex:
     """Make an index that is neither trained nor filled."""
-    transform = faiss.PCAMatrix(dim, spec.pca, 0, True) if spec.pca else None
-    width = spec.pca or dim
-    first = faiss.index_factory(width, spec.first)
-    return SearchIndex(spec, transform, first, faiss.index_factory(width, spec.second) if spec.second else None)
+    return SearchIndex(spec, None, faiss.index_factory(spec.pca or dim, spec.factory))
 
 
 def train_index(index: SearchIndex, keys: npt.NDArray[np.float32]) -> None:
-    """Train transform and stages on a sample of keys."""
-    x = keys
-    if index.transform is not None:
-        index.transform.train(x)
-        x = index.transform.apply(x)
-    for stage in (index.first, index.second):
-        if stage is not None and not stage.is_trained:
-            stage.train(x)
+    """Train transform and index on a sample of keys."""
+    if index.spec.pca:
+        index.transform = principal_axes(keys, index.spec.pca, index.spec.eigen_power)
+    if not index.faiss.is_trained:
+        index.faiss.train(index.transformed(keys))
+
+
+def principal_axes(keys: npt.NDArray[np.float32], width: int, eigen_power: float) -> Any:
+    """Return the FAISS transform to the first principal axes of keys, scaled so that it keeps their total variance."""
+    pca = faiss.PCAMatrix(keys.shape[1], width)
+    pca.train(keys)
+    variance = faiss.vector_to_array(pca.eigenvalues)[:width].astype(np.float64)
+    variance = np.maximum(variance, max(1e-6 * variance[0], np.finfo(np.float32).tiny))
+    scale = variance**eigen_power
+    scale *= np.sqrt(variance.sum() / (variance * scale**2).sum())
+    axes = faiss.vector_to_array(pca.A).reshape(-1, keys.shape[1])[:width] * scale[:, None]
+    out = faiss.LinearTransform(keys.shape[1], width, True)
+    faiss.copy_array_to_vector(axes.astype(np.float32).ravel(), out.A)
+    faiss.copy_array_to_vector((-axes @ faiss.vector_to_array(pca.mean)).astype(np.float32), out.b)
+    out.is_trained = True
+    out.set_is_orthonormal()
+    return out
 
 
 def sample_size(spec: IndexSpec, records: int) -> int:
     """Return how many keys to train on: what FAISS's own k-means would use, at most a million."""
-    nlist = int(spec.first.split("IVF")[1].split(",")[0].split("_")[0]) if "IVF" in spec.first else 0
+    lists = re.search(r"IVF(\d+)", spec.factory)
+    nlist = int(lists[1]) if lists else 0
     return min(records, 1 << 20, max(1 << 16, _POINTS_PER_CENTROID * nlist))

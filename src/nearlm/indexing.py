@@ -2,7 +2,8 @@
 
 import contextlib
 import time
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from typing import Any
 
 import faiss
@@ -22,6 +23,7 @@ from nearlm.index import (
     choose_index,
     empty_index,
     index_folder,
+    load_parts,
     read_parts,
     sample_size,
     train_index,
@@ -61,7 +63,7 @@ class _Indexer:
         self.folder = index_folder(store, name)
         self.job = files.Job(self.folder, "index")
         path = self.folder / "index.json"
-        self.done = files.read_json(path) if path.exists() else None
+        self.done = files.read_stamped(path) if path.exists() else None
 
     def run(self, factory: str | None, nprobe: int | None) -> Json:
         """Train, fill, measure, and write `index.json` last."""
@@ -75,23 +77,23 @@ class _Indexer:
         started = time.monotonic()
         index = self._begin(spec)
         self._announce(spec)
-        if not index.first.is_trained:
+        if not index.faiss.is_trained or (spec.pca and index.transform is None):
             self._train(index)
         data = self._fill(index)
         described = self._describe(index, factory, data, time.monotonic() - started)
         if self.done and self.done["spec"] != described["spec"]:
             files.remove(self.folder / "settings.json")  # λ and T were tuned for other distances
-        files.write_json(self.folder / "index.json", described)
+        files.write_stamped(self.folder / "index.json", described)
         self.job.close()
         self._remove_data(keep=data)
-        return described
+        return files.read_stamped(self.folder / "index.json")
 
     def _choose(self, factory: str | None, nprobe: int | None) -> IndexSpec:
         """Choose what was asked for, for the store's size; without a wish an index that is there keeps its kind."""
         if factory is None and self.done:
             kept = self.done["spec"]
             if nprobe is not None and (kept["nprobe"] is None or nprobe < 1):
-                raise OptionError(f"--nprobe is {nprobe}, but index {self.name!r} is {kept['first']}; leave it out")
+                raise OptionError(f"--nprobe is {nprobe}, but index {self.name!r} is {kept['factory']}; leave it out")
             return IndexSpec(**{**kept, "nprobe": nprobe or kept["nprobe"]})
         return choose_index(factory or "auto", len(self.store), self.store.dim, nprobe)
 
@@ -103,20 +105,19 @@ class _Indexer:
         plan = {"spec": asdict(spec), "manifest": self.store.manifest["checksum"]}
         if self.job.started and self.job.plan() == plan and self.job.state("fill"):
             with contextlib.suppress(RuntimeError):  # a checkpoint that was cut off: begin again
-                index = read_parts(self.folder / self.job.state("fill")["data"], spec, mapped=False)
+                index = load_parts(self.folder / self.job.state("fill")["data"], spec)
                 self.reporter.say(f"going on with the unfinished index {self.name!r}")
                 return index
         self.job.begin(plan)
         self._remove_data(keep=self.done["data"] if self.done else "")
         if self.done and self._is_prefix(self.done) and _same_kind(IndexSpec(**self.done["spec"]), spec):
-            return read_parts(self.folder / self.done["data"], spec, mapped=False)
+            return load_parts(self.folder / self.done["data"], spec)
         return empty_index(spec, self.store.dim)
 
     def _announce(self, spec: IndexSpec) -> None:
         sample = sample_size(spec, len(self.store)) * self.store.dim * 4
-        stages = spec.first if spec.second is None else f"{spec.first}, then {spec.second} on {spec.shortlist}"
-        pca = f"PCA {spec.pca}, " if spec.pca else ""
-        self.reporter.say(f"index {self.name!r}: {pca}{stages}; training needs about {size(sample * 1.5)} of RAM")
+        pca = f"{spec.pca} principal axes × variance^{spec.eigen_power:g}, " if spec.pca else ""
+        self.reporter.say(f"index {self.name!r}: {pca}{spec.factory}; training needs about {size(sample * 1.5)} of RAM")
 
     def _train(self, index: SearchIndex) -> None:
         count, started = sample_size(index.spec, len(self.store)), time.monotonic()
@@ -160,7 +161,7 @@ class _Indexer:
             self._write_column(data, "weights", self.store.weights)
         listed = {f"{data}/{path.name}": describe(path) for path in sorted((self.folder / data).iterdir())}
         stored = sum(stated["bytes"] for stated in listed.values())
-        measured = measure(self.store, index)
+        measured = measure(self.store, read_parts(self.folder / data, index.spec))
         for name, value in measured.items():
             self.reporter.say(f"{name.replace('_', ' ')}: {value:,.4g}")
         return {
@@ -183,38 +184,56 @@ class _Indexer:
 
 
 def measure(store: Datastore, index: SearchIndex, k: int = PAPER_K) -> Json:
-    """Compare an index with exact search on a sample of the store's own keys, and time it."""
+    """Compare an index with exact search on a sample of the store's own keys, and time it.
+
+    Recall and distance error are of the space in which the index measures, `key_recall` of the stored keys' own.
+    """
     count = min(_QUERIES, len(store))
     ids = np.sort(np.random.default_rng(_SEED + 1).choice(len(store), count, replace=False))
     queries = store.keys.take(ids).astype(np.float32)
-    k = min(k, index.spec.shortlist or k, len(store))
-    _, true_ids = exact_search(store, queries, k)
+    k = min(k, len(store))
     index.search(queries, k)
     repeats = np.repeat(queries, 4, axis=0)
     started = time.perf_counter()
     index.search(repeats, k)
     seconds = time.perf_counter() - started
     distances, found = index.search(queries, k)
-    hits = sum(len(np.intersect1d(a[a >= 0], b)) for a, b in zip(found, true_ids, strict=True))
+    recall = key_recall = _recall(found, exact_search(store, queries, k)[1])
+    if index.transform is not None:
+        recall = _recall(found, exact_search(store, queries, k, index.transformed)[1])
     real = found >= 0
-    exact = squared_distances(store, queries, found)
+    exact = squared_distances(store, queries, found, index.transformed)
     error = np.abs(distances - exact)[real] / np.maximum(exact[real], 1e-6)
     return {
         "recall_at": k,
-        "recall": round(hits / true_ids.size, 4),
+        "recall": recall,
+        "key_recall": key_recall,
         "distance_error": round(float(np.median(error)), 4),
         "queries_per_second": round(len(repeats) / seconds, 1),
     }
 
 
+def _recall(found: npt.NDArray[np.int64], true: npt.NDArray[np.int64]) -> float:
+    hits = sum(len(np.intersect1d(a[a >= 0], b)) for a, b in zip(found, true, strict=True))
+    return round(hits / true.size, 4)
+
+
+def _as_stored(keys: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
+    return keys.astype(np.float32)
+
+
+Transform = Callable[[npt.NDArray[np.floating[Any]]], npt.NDArray[np.float32]]
+
+
 def exact_search(
-    store: Datastore, queries: npt.NDArray[np.float32], k: int
+    store: Datastore, queries: npt.NDArray[np.float32], k: int, transformed: Transform = _as_stored
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     """Search by brute force over the stored keys, block by block."""
+    queries = transformed(queries)
     distances = np.empty((len(queries), 0), np.float32)
     ids = np.empty((len(queries), 0), np.int64)
     for start in range(0, len(store), BLOCK):
-        block = store.keys[start : start + BLOCK].astype(np.float32)
+        block = transformed(store.keys[start : start + BLOCK])
         D, I = faiss.knn(queries, block, min(k, len(block)))  # noqa: E741
         distances, ids = np.hstack([distances, D]), np.hstack([ids, I + start])
         best = np.argsort(distances, axis=1, kind="stable")[:, :k]
@@ -223,13 +242,16 @@ def exact_search(
 
 
 def squared_distances(
-    store: Datastore, queries: npt.NDArray[np.float32], ids: npt.NDArray[np.int64]
+    store: Datastore,
+    queries: npt.NDArray[np.float32],
+    ids: npt.NDArray[np.int64],
+    transformed: Transform = _as_stored,
 ) -> npt.NDArray[np.float32]:
     """Return the true squared distances of queries to stored keys, [n, k], in float32 differences; inf for id -1."""
     out = np.full(ids.shape, np.inf, np.float32)
-    for row, (query, neighbours) in enumerate(zip(queries, ids, strict=True)):
+    for row, (query, neighbours) in enumerate(zip(transformed(queries), ids, strict=True)):
         real = neighbours >= 0
-        difference = store.keys.take(neighbours[real]).astype(np.float32) - query
+        difference = transformed(store.keys.take(neighbours[real])) - query
         out[row, real] = np.einsum("ij,ij->i", difference, difference)
     return out
 
@@ -239,4 +261,4 @@ def _shards(store: Datastore) -> list[str]:
 
 
 def _same_kind(one: IndexSpec, other: IndexSpec) -> bool:
-    return (one.first, one.second, one.pca) == (other.first, other.second, other.pca)
+    return replace(one, nprobe=None) == replace(other, nprobe=None)

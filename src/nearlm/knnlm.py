@@ -105,7 +105,7 @@ class KNNLM:
         if not knn:
             return cls(lm, opened, None, lam=0.0)
         path = index_folder(opened, index) / "settings.json"
-        tuned = files.read_json(path) if path.exists() else {}
+        tuned = files.read_stamped(path) if path.exists() else {}
         retriever = Retriever(
             opened,
             index,
@@ -141,7 +141,7 @@ class KNNLM:
             nothing = np.full(len(log_lm), -np.inf)
             return TokenScores(batch.targets, log_lm, nothing, log_lm, np.zeros(len(log_lm))), None
         started = time.perf_counter()
-        near = self.retriever.search(queries, self.k)
+        near = self.retriever.search(queries, self.k, ordered=False)
         searched = time.perf_counter()
         log_knn = log_p_knn(near.distances, near.tokens, batch.targets, self.temperature, near.weights)
         logp = mix(log_lm, found(log_knn, log_lm, near.tokens), self.lam)
@@ -246,7 +246,8 @@ class KNNLM:
     def _contexts(self, neighbors: Neighbors | None, row: int, count: int) -> list[tuple[float, Context]]:
         if neighbors is None:
             return []
-        pairs = zip(neighbors.distances[row, :count], neighbors.ids[row, :count], strict=True)
+        nearest = np.argsort(neighbors.distances[row], kind="stable")[:count]
+        pairs = zip(neighbors.distances[row, nearest], neighbors.ids[row, nearest], strict=True)
         return [(float(d), self.store.context_of(int(i), before=12)) for d, i in pairs if i >= 0]
 
 

@@ -57,7 +57,9 @@ class Retriever:
         self.index, self.described = open_index(store, index)
         if nprobe is not None:
             if self.index.nprobe is None:
-                raise OptionError(f"index {index!r} ({self.index.spec.first}) has no lists, so --nprobe means nothing")
+                raise OptionError(
+                    f"index {index!r} ({self.index.spec.factory}) has no lists, so --nprobe means nothing"
+                )
             self.index.set_nprobe(nprobe)
         self._values = self._column("values")
         self._weights = self._column("weights") if store.weighted else None
@@ -65,7 +67,7 @@ class Retriever:
     @property
     def max_k(self) -> int:
         """The most neighbours that a search returns."""
-        return min(self.index.spec.shortlist or len(self.store), len(self.store))
+        return len(self.store)
 
     def default_k(self) -> int:
         """How many neighbours a search returns unless told: the paper's 1024, or all that the index gives."""
@@ -76,12 +78,15 @@ class Retriever:
         """Whether the neighbours of a smaller k are the first of a larger one's: not after re-scoring."""
         return self.distances == "index"
 
-    def search(self, queries: npt.NDArray[np.floating[Any]], k: int | None = None) -> Neighbors:
-        """Return the k nearest neighbours of queries, [n, dim]."""
+    def search(
+        self, queries: npt.NDArray[np.floating[Any]], k: int | None = None, *, ordered: bool = True
+    ) -> Neighbors:
+        """Return the k nearest neighbours of queries, [n, dim], nearest first unless the order does not matter."""
         if k is not None and k < 1:
             raise OptionError(f"--k is {k}, expected at least 1")
         with self._threads():
-            D, ids = self.index.search(np.asarray(queries, np.float32), min(k or self.default_k(), self.max_k))
+            k = min(k or self.default_k(), self.max_k)
+            D, ids = self.index.search(np.asarray(queries, np.float32), k, ordered=ordered)
             if self.distances == "store":
                 D, ids = self._rescored(np.asarray(queries, np.float32), ids)
         return self.neighbors(D, ids)
@@ -100,12 +105,10 @@ class Retriever:
 
     def describe(self) -> Json:
         """Say what a search depends on."""
-        spec = self.described["spec"]
         return {
             "store": self.store.manifest["checksum"],
             "index": self.described["files"],
             "nprobe": self.index.nprobe,
-            "shortlist": spec["shortlist"],
             "distances": self.distances,
         }
 
@@ -145,12 +148,14 @@ class Retriever:
         if self.threads is None:
             yield
             return
-        before = faiss.omp_get_max_threads()
+        before = faiss.omp_get_max_threads(), numba.get_num_threads()
         faiss.omp_set_num_threads(self.threads)
+        numba.set_num_threads(min(self.threads, numba.config.NUMBA_NUM_THREADS))
         try:
             yield
         finally:
-            faiss.omp_set_num_threads(before)
+            faiss.omp_set_num_threads(before[0])
+            numba.set_num_threads(before[1])
 
 
 def _page_runs(rows: npt.NDArray[np.int64], width: int, offset: int) -> list[tuple[int, int]]:

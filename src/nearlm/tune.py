@@ -81,7 +81,7 @@ def tune(
     found = tune_traces(traces)
     settings = {**asdict(found.best), "nprobe": retriever.index.nprobe, "distances": retriever.distances}
     folder = index_folder(retriever.store, retriever.name)
-    files.write_json(folder / "settings.json", {**settings, "tokens": found.tokens, "text": text.sha256})
+    files.write_stamped(folder / "settings.json", {**settings, "tokens": found.tokens, "text": text.sha256})
     return found
 
 
