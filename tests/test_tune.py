@@ -132,3 +132,21 @@ def test_a_smaller_k_is_never_cut_out_of_rescored_neighbours(lm, store, valid, m
     point = found.by_k[0]
     value = perplexity(mix(np.asarray(small.lm.logp, np.float64), small.log_p_knn(point.temperature), point.lam))
     assert value == pytest.approx(point.perplexity)
+
+
+def test_old_traces_make_room_for_new_ones(lm, store, valid, monkeypatch, tmp_path):
+    monkeypatch.setenv("NEARLM_CACHE", str(tmp_path))
+    first = traced(lm, store, valid)
+    folders = lambda kind: sorted(path.parent.name for path in tmp_path.glob(f"traces/{kind}-*/trace.json"))  # noqa: E731
+    searched = folders("search")
+    expected = first.log_p_knn(2.0)
+    traced(lm, store, valid, k=64)
+    assert set(searched) < set(folders("search"))
+    monkeypatch.setenv("NEARLM_TRACE_GB", "0.000001")
+    del first
+    traced(lm, store, valid, k=32)
+    assert len(folders("search")) == 1 and folders("search") != searched
+    np.testing.assert_array_equal(traced(lm, store, valid).log_p_knn(2.0), expected)
+    monkeypatch.setenv("NEARLM_TRACE_GB", "plenty")
+    with pytest.raises(OptionError, match="NEARLM_TRACE_GB"):
+        traced(lm, store, valid, k=16)

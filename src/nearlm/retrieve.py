@@ -33,7 +33,7 @@ class Neighbors(NamedTuple):
     distances: npt.NDArray[np.float32]
     tokens: npt.NDArray[np.int32]
     weights: npt.NDArray[np.int32] | None
-    ids: npt.NDArray[np.int64]
+    ids: npt.NDArray[np.integer[Any]]
 
 
 class Retriever:
@@ -91,7 +91,7 @@ class Retriever:
                 D, ids = self._rescored(np.asarray(queries, np.float32), ids)
         return self.neighbors(D, ids)
 
-    def neighbors(self, distances: npt.NDArray[np.float32], ids: npt.NDArray[np.int64]) -> Neighbors:
+    def neighbors(self, distances: npt.NDArray[np.float32], ids: npt.NDArray[np.integer[Any]]) -> Neighbors:
         """Look up the tokens and weights of what a search found."""
         real = ids >= 0
         tokens = np.where(real, self._values[ids], np.int32(-1))

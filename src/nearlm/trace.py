@@ -4,6 +4,8 @@ The LM half depends on the model and the text, the search half also on the store
 cache under a hash of just what it depends on, so that it is computed once. This is the only cache of computed things.
 """
 
+import contextlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,18 +18,19 @@ from nearlm import files
 from nearlm.arrays import ArrayFile
 from nearlm.columns import Pieces, fill_columns
 from nearlm.corpus import Corpus
-from nearlm.errors import OptionError
+from nearlm.errors import OptionError, StoreError
 from nearlm.fetch import cache_dir, waiting_lock
 from nearlm.files import Json
 from nearlm.lm import LM
 from nearlm.mix import found, log_p_knn
-from nearlm.progress import Reporter
+from nearlm.progress import Reporter, size
 from nearlm.retrieve import Retriever
 from nearlm.tokenise import Framing, Segment, check_not_empty, check_predictable, document_bounds, tokenise
 from nearlm.windows import Ints, Windows, check_window, fill_batch, plan_batches, plan_windows
 
 SCORE_BATCH_TOKENS = 2048
-_SEARCH_BATCH = 1024
+_SEARCH_BATCH = 2048
+_WORTH_SAYING = 100_000_000  # bytes
 _STATISTICS = ("logp", "conf", "ent")
 
 
@@ -164,7 +167,7 @@ class Trace:
     lm: LMTrace
     retriever: Retriever
     distances: npt.NDArray[np.float32]
-    ids: npt.NDArray[np.int64]
+    ids: npt.NDArray[np.integer[Any]]
 
     @property
     def k(self) -> int:
@@ -193,7 +196,7 @@ def trace_search(lm_trace: LMTrace, retriever: Retriever, k: int, reporter: Repo
     folder, shape = cache_dir() / "traces" / f"search-{key}", (len(lm_trace), k)
     columns = {
         "distances": ArrayFile(folder / "distances.npy", np.dtype("float32"), shape),
-        "ids": ArrayFile(folder / "ids.npy", np.dtype("int64"), shape),
+        "ids": ArrayFile(folder / "ids.npy", np.dtype("int32" if len(retriever.store) < 1 << 31 else "int64"), shape),
     }
     starts = range(0, len(lm_trace), _SEARCH_BATCH)
 
@@ -218,7 +221,9 @@ def _fill(
         if done.exists():
             for column in columns.values():
                 column.check()
+            done.touch()
             return
+        _make_room(folder, sum(column.bytes for column in columns.values()), reporter)
         job = files.Job(folder, "trace")
         if not job.started:
             job.begin({})
@@ -227,3 +232,26 @@ def _fill(
             fill_columns(job, "fill", columns, len(sizes), compute, lambda batch: advance(sizes[batch]))
         files.write_json(done, {"tokens": sum(sizes)})
         job.close()
+
+
+def _make_room(folder: Path, wanted: int, reporter: Reporter) -> None:
+    """Remove the traces that were not used for the longest time, as far as a new one needs their room."""
+    finished = sorted(folder.parent.glob("*/trace.json"), key=lambda path: path.stat().st_mtime)
+    sizes = {path.parent: sum(file.stat().st_size for file in path.parent.glob("*.npy")) for path in finished}
+    excess = sum(sizes.values()) + wanted - room_for_traces()
+    if wanted > _WORTH_SAYING:
+        reporter.say(f"keeping {size(wanted)} in {folder}")
+    for old, bytes_ in sizes.items():
+        if excess > 0 and old != folder:
+            with contextlib.suppress(StoreError), files.lock(old):  # one in use by another process stays
+                files.remove(old)
+                excess -= bytes_
+
+
+def room_for_traces() -> int:
+    """Return how many bytes all traces may take: `NEARLM_TRACE_GB`, or 20 GB."""
+    text = os.environ.get("NEARLM_TRACE_GB", "20")
+    try:
+        return int(float(text) * 1e9)
+    except ValueError:
+        raise OptionError(f"NEARLM_TRACE_GB is {text!r}, expected a number of gigabytes") from None
