@@ -17,9 +17,10 @@ from nearlm.datastore import Datastore
 from nearlm.errors import OptionError
 from nearlm.files import Json
 from nearlm.index import DEFAULT, PAPER_K, index_folder, memory_needed, open_index
+from nearlm.lineage import open_parent, parent_records
 from nearlm.progress import Reporter, size
 
-DISTANCES = ("index", "store")
+DISTANCES = ("index", "store", "parent")
 _RESCORE_QUERIES = 64
 
 
@@ -59,6 +60,8 @@ class Retriever:
             if self.index.nprobe is None:
                 raise OptionError(f"index {index!r} ({self.index.spec.first}) has no lists, so --nprobe means nothing")
             self.index.set_nprobe(nprobe)
+        self._exact = open_parent(store) if distances == "parent" else store
+        self._exact_ids = parent_records(store, self._exact) if distances == "parent" else None
         self._values = self._column("values")
         self._weights = self._column("weights") if store.weighted else None
 
@@ -77,13 +80,13 @@ class Retriever:
         return self.distances == "index"
 
     def search(self, queries: npt.NDArray[np.floating[Any]], k: int | None = None) -> Neighbors:
-        """Return the k nearest neighbours of queries, [n, dim]."""
+        """Return the k nearest neighbours of queries as the LM gives them, [n, store.query_dim]."""
         if k is not None and k < 1:
             raise OptionError(f"--k is {k}, expected at least 1")
         with self._threads():
-            D, ids = self.index.search(np.asarray(queries, np.float32), min(k or self.default_k(), self.max_k))
-            if self.distances == "store":
-                D, ids = self._rescored(np.asarray(queries, np.float32), ids)
+            D, ids = self.index.search(self.store.project(queries), min(k or self.default_k(), self.max_k))
+            if self.distances != "index":
+                D, ids = self._rescored(self._exact.project(queries), ids)
         return self.neighbors(D, ids)
 
     def neighbors(self, distances: npt.NDArray[np.float32], ids: npt.NDArray[np.int64]) -> Neighbors:
@@ -118,8 +121,10 @@ class Retriever:
             part = slice(start, start + _RESCORE_QUERIES)
             unique, inverse = np.unique(ids[part], return_inverse=True)
             unique = np.maximum(unique, 0)
+            if self._exact_ids is not None:
+                unique = self._exact_ids[unique]
             self._read_ahead(unique)
-            rows = torch.from_numpy(self.store.keys.take(unique)).float().numpy()
+            rows = torch.from_numpy(self._exact.keys.take(unique)).float().numpy()
             _distance_kernel(queries[part], rows, inverse.reshape(ids[part].shape), out[part])
         out[ids < 0] = np.inf
         order = np.argsort(out, axis=1, kind="stable")
@@ -128,7 +133,7 @@ class Retriever:
     def _read_ahead(self, ids: npt.NDArray[np.int64]) -> None:
         """Ask the system for the pages of some records before they are read, so that a cold disk works in parallel."""
         first = 0
-        for shard in self.store.keys.shards:
+        for shard in self._exact.keys.shards:
             here = ids[np.searchsorted(ids, first) : np.searchsorted(ids, first + len(shard))] - first
             first += len(shard)
             mapped = getattr(shard, "_mmap", None)
