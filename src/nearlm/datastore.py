@@ -162,7 +162,7 @@ class Datastore:
             raise StoreError(
                 f"queries have shape {x.shape}, expected [n, {self.query_dim}]: keys of {self.path}'s model"
             )
-        return x if self.transform is None else self.transform.apply(x)  # type: ignore[no-any-return]
+        return x if self.transform is None else self.transform.apply(x)
 
     @property
     def indexes(self) -> list[str]:
@@ -337,11 +337,11 @@ class Datastore:
 
 def worded(step: Json) -> str:
     """Write one step of a derived store's making as its command line."""
-    options = {f"--{name.replace('_', '-')}": value for name, value in step["options"].items()}
-    given = [
-        name if value is True else f"{name} {value}" for name, value in options.items() if value not in (None, False)
-    ]
-    return " ".join([step["command"], *given])
+    said = [step["command"]]
+    for name, value in step["options"].items():
+        if value is not None and value is not False:
+            said += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return " ".join(said)
 
 
 def _cosines(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
