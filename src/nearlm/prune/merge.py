@@ -74,7 +74,7 @@ def merge(
     A record that was not absorbed stands for itself. Merging stops when only `least` records are left.
     """
     absorbers, free = np.arange(len(values), dtype=np.int32), values.astype(np.int32)
-    return absorbers, _merge_kernel(np.asarray(neighbors), k, values, order, least, free, absorbers)
+    return absorbers, _merge_kernel(np.asarray(neighbors), k, order, least, free, absorbers)
 
 
 def _fewest_neighbors(
@@ -94,16 +94,16 @@ def _fewest_neighbors(
 
 
 @numba.njit(cache=True, nogil=True)
-def _merge_kernel(neighbors, k, values, order, least, free, absorbers):  # type: ignore[no-untyped-def]
+def _merge_kernel(neighbors, k, order, least, free, absorbers):  # type: ignore[no-untyped-def]
     """Merge and return how many records are left; `free` holds a record's value while it is free, -1 after."""
-    left = len(values)
+    left = len(free)
     for i in order:
-        if free[i] < 0:
+        value = free[i]
+        if value < 0:
             continue
-        value = values[i]
         for j in range(k):
             t = neighbors[i, j]
-            if t < 0 or t == i or free[t] != value:
+            if t < 0 or free[t] != value or t == i:
                 continue
             if left <= least:
                 return left
