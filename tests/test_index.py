@@ -18,10 +18,10 @@ from nearlm.index import (
     open_index,
     paper_code_bytes,
     paper_nlist,
-    principal_axes,
     verify_index,
 )
 from nearlm.indexing import build_index, exact_search
+from nearlm.linear import principal_axes
 from nearlm.retrieve import Retriever
 
 

@@ -3,7 +3,19 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
-__all__ = ["KNNLM", "LM", "Datastore", "ModelSpec", "NearLMError", "Retriever", "attach", "build", "build_index"]
+__all__ = [
+    "KNNLM",
+    "LM",
+    "Datastore",
+    "ModelSpec",
+    "NearLMError",
+    "Retriever",
+    "attach",
+    "build",
+    "build_index",
+    "prune_store",
+    "reduce_store",
+]
 
 if TYPE_CHECKING:
     from nearlm.attaching import attach
@@ -14,6 +26,8 @@ if TYPE_CHECKING:
     from nearlm.knnlm import KNNLM
     from nearlm.lm import LM
     from nearlm.pretrained import ModelSpec
+    from nearlm.prune.pruning import prune_store
+    from nearlm.reduce import reduce_store
     from nearlm.retrieve import Retriever
 
 _HOMES = {
@@ -26,6 +40,8 @@ _HOMES = {
     "attach": "attaching",
     "build": "extract",
     "build_index": "indexing",
+    "prune_store": "prune.pruning",
+    "reduce_store": "reduce",
 }
 
 

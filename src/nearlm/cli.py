@@ -13,6 +13,7 @@ import typer
 from nearlm import __version__
 from nearlm.errors import NearLMError
 
+_GOES_ON = {"build", "reduce", "prune"}
 app = typer.Typer(
     name="nearlm",
     help="Give any Hugging Face causal LM a memory of your text.",
@@ -167,8 +168,10 @@ def verify(store: Store) -> None:
         opened.verify(advance)
     for name in opened.indexes:
         from nearlm.index import verify_index
+        from nearlm.prune.neighbors import verify_neighbors
 
         verify_index(opened, name)
+        verify_neighbors(opened, name)
     print(f"{store}: {len(opened.manifest['files'])} files, {size(opened.bytes)}, all as they were written")
 
 
@@ -178,7 +181,12 @@ K = Annotated[int | None, typer.Option("--k", metavar="N", help="Neighbours of a
 Lam = Annotated[float | None, typer.Option("--lam", metavar="L", help="Weight of the memory, 0 to 1. [default: tuned]")]
 Temperature = Annotated[float | None, typer.Option(metavar="T", help="Divides distances. [default: tuned, or 1]")]
 Distances = Annotated[
-    str | None, typer.Option(metavar="WHICH", help="index: as the index gives them; store: exact. [default: index]")
+    str | None,
+    typer.Option(
+        metavar="WHICH",
+        help="index: as the index gives them; store: exact; parent: exact, by the keys of the store that this one was "
+        "made from. [default: index]",
+    ),
 ]
 Model = Annotated[str | None, typer.Option(metavar="MODEL", help="The store's model, if it has moved.")]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
@@ -188,6 +196,71 @@ MaxTokens = Annotated[int | None, typer.Option(metavar="N", help="Use only the f
 Stride = Annotated[int | None, typer.Option(metavar="N", help="Tokens from window to window. [default: the window]")]
 Field = Annotated[str, typer.Option(metavar="NAME", help="Field of rows that holds the text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
+
+
+Out = Annotated[str, typer.Option(metavar="STORE", help="Folder of the store to make, or cache:NAME.")]
+Restart = Annotated[bool, typer.Option("--restart", help="Throw away an unfinished run first.")]
+
+
+@app.command("reduce")
+def reduce_keys(
+    store: Store,
+    dim: Annotated[int, typer.Option(metavar="D", help="How many dimensions a key keeps.")],
+    out: Out,
+    sample: Annotated[int, typer.Option(metavar="N", help="Records to train the PCA on.")] = 1 << 20,
+    restart: Restart = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a store with narrower keys, by PCA and a random rotation.
+
+    Interrupted at any moment, the same command goes on where it stopped.
+    """
+    from nearlm.derive import result_of
+    from nearlm.reduce import reduce_store
+
+    _show(result_of(reduce_store(store, dim, out, sample=sample, restart=restart, quiet=quiet)), as_json)
+
+
+@app.command()
+def prune(
+    store: Store,
+    method: Annotated[str, typer.Option(metavar="METHOD", help="random, kmeans, merge or rank.")],
+    out: Out,
+    keep: Annotated[float | None, typer.Option(metavar="SHARE", help="Share of the records that stay.")] = None,
+    neighbors: Annotated[
+        int | None, typer.Option(metavar="K", help="merge: neighbours to look at, the record itself included.")
+    ] = None,
+    ratio: Annotated[float | None, typer.Option(metavar="R", help="kmeans: records a cluster. [default: 20]")] = None,
+    top_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="kmeans: cluster the N most frequent targets. [default: 5000]")
+    ] = None,
+    k: Annotated[int | None, typer.Option("--k", metavar="N", help="rank: neighbours. [default: 1024]")] = None,
+    count_self: Annotated[
+        bool, typer.Option("--count-self", help="rank: count a record as its own neighbour.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of random choices. [default: 0]")] = None,
+    name: Annotated[
+        str | None, typer.Option("--index", metavar="NAME", help="merge, rank: which index. [default: default]")
+    ] = None,
+    restart: Restart = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a store with fewer records, weighted by what they stand for.
+
+    Interrupted at any moment, the same command goes on where it stopped.
+
+    \b
+    Example:
+      nearlm prune mystore --method merge --keep 0.6 --out smaller
+    """
+    from nearlm.derive import result_of
+    from nearlm.prune.pruning import prune_store
+
+    options: dict[str, Any] = {"keep": keep, "neighbors": neighbors, "ratio": ratio, "top_tokens": top_tokens}
+    options |= {"k": k, "count_self": count_self or None, "seed": seed, "index": name}
+    _show(result_of(prune_store(store, method, out, restart=restart, quiet=quiet, **options)), as_json)
 
 
 @app.command()
@@ -404,7 +477,7 @@ def main() -> NoReturn:
             traceback.print_exc()
         code, message = _verdict(error)
     if code == 130:
-        message = f"interrupted{'; the same command goes on where it stopped' if 'build' in arguments else ''}"
+        message = f"interrupted{'; the same command goes on where it stopped' if _GOES_ON & set(arguments) else ''}"
     if message:
         print(f"nearlm: {' '.join(message.split())}", file=sys.stderr)
     _leave(code)

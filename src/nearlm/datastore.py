@@ -18,11 +18,14 @@ from nearlm.tokenise import Segment
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-BUILD_JOB = "build"
+BUILD_JOB, DERIVE_JOB = "build", "derive"
+TRANSFORM = "transform.faiss"
+ASSIGN = "assign.npy"
 PROBE = "probe.npy"
 TOKENIZER = "tokenizer"
 KEY_DTYPES = ("float16", "float32")
 _SAME, _SIMILAR = 0.9999, 0.98
+_SHOWN = 100  # positions of a merged record
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,9 @@ class Context:
     target: str
 
 
-def shard_files(folder: Path, number: int, records: int, dim: int, key_dtype: str) -> dict[str, ArrayFile]:
+def shard_files(
+    folder: Path, number: int, records: int, dim: int, key_dtype: str, weighted: bool = False
+) -> dict[str, ArrayFile]:
     """Say what the files of one shard are."""
 
     def file(name: str, dtype: str, *shape: int) -> ArrayFile:
@@ -56,6 +61,7 @@ def shard_files(folder: Path, number: int, records: int, dim: int, key_dtype: st
         "keys": file("keys", key_dtype, dim),
         "values": file("values", "int32"),
         "origin": file("origin", "int64"),
+        **({"weights": file("weights", "int32")} if weighted else {}),
     }
 
 
@@ -78,6 +84,9 @@ def read_manifest(folder: Path) -> Json:
     if not (folder / MANIFEST).exists():
         if files.Job(folder, BUILD_JOB).started:
             raise StoreError(f"{folder} is an unfinished build; finish it by repeating its `nearlm build` command")
+        if files.Job(folder, DERIVE_JOB).started:
+            command = f"nearlm {files.Job(folder, DERIVE_JOB).plan()['command']}"
+            raise StoreError(f"{folder} is unfinished; finish it by repeating its `{command}` command")
         raise StoreError(f"{folder} has no {MANIFEST}, so it is no store; expected a folder made by `nearlm build`")
     version = files.read_json(folder / MANIFEST).get("format")
     if isinstance(version, int) and version > FORMAT:
@@ -91,16 +100,20 @@ class Datastore:
     def __init__(self, path: Path, manifest: Json):
         self.path, self.manifest = path, manifest
         shards = [
-            shard_files(path, number, shard["records"], manifest["dim"], manifest["key_dtype"])
+            shard_files(path, number, shard["records"], manifest["dim"], manifest["key_dtype"], self.weighted)
             for number, shard in enumerate(manifest["shards"])
         ]
         segments = [self._segment_files(number, segment) for number, segment in enumerate(manifest["segments"])]
-        self._check(shards, segments)
+        assign = ArrayFile(path / ASSIGN, np.dtype("int32"), (manifest["tokens"],))
+        pruned = ASSIGN in manifest["files"]
+        self._check([*shards, {"assign": assign}] if pruned else shards, segments)
         self.keys = ShardedArray([shard["keys"].open() for shard in shards])
         self.values = ShardedArray([shard["values"].open() for shard in shards])
         self.origin = ShardedArray([shard["origin"].open() for shard in shards])
         one = np.ones((), np.int32)
-        self.weights = ShardedArray([np.broadcast_to(one, len(values)) for values in self.values.shards])
+        ones = [np.broadcast_to(one, len(values)) for values in self.values.shards]
+        self.weights = ShardedArray([shard["weights"].open() for shard in shards] if self.weighted else ones)
+        self.assign = assign.open() if pruned else None
         self.tokens = ShardedArray([tokens.open() for tokens, _ in segments])
         self._docs = [docs.open() for _, docs in segments]
         self._sources = functools.lru_cache(maxsize=8)(self._read_sources)
@@ -119,8 +132,31 @@ class Datastore:
 
     @property
     def dim(self) -> int:
-        """The width of a key."""
+        """The width of a stored key."""
         return int(self.manifest["dim"])
+
+    @property
+    def query_dim(self) -> int:
+        """The width of a key as the LM gives it: that of a query before `project`."""
+        return int(self.manifest.get("query_dim", self.dim))
+
+    @functools.cached_property
+    def transform(self) -> Any:
+        """The FAISS transform from the LM's keys to the stored ones; None if they are stored as they came."""
+        if TRANSFORM not in self.manifest["files"]:
+            return None
+        import faiss
+
+        return faiss.read_VectorTransform(str(self.path / TRANSFORM))
+
+    def project(self, queries: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
+        """Take queries as the LM gives them, [n, query_dim], to the space of the stored keys, [n, dim]."""
+        x = np.ascontiguousarray(queries, np.float32)
+        if x.ndim != 2 or x.shape[1] != self.query_dim:
+            raise StoreError(
+                f"queries have shape {x.shape}, expected [n, {self.query_dim}]: keys of {self.path}'s model"
+            )
+        return x if self.transform is None else self.transform.apply(x)
 
     @property
     def indexes(self) -> list[str]:
@@ -183,11 +219,36 @@ class Datastore:
         decode = functools.partial(self.tokenizer.decode, skip_special_tokens=False)
         return Context(document, position - start, decode(text), decode([int(self.values[record])]))
 
+    def record_at(self, position: int) -> int:
+        """Return the record that stands for a position of the token stream, -1 if none does."""
+        if not 0 <= position < self.manifest["tokens"]:
+            return -1
+        if self.assign is not None:
+            return int(self.assign[position])
+        first = 0
+        for origin in self.origin.shards:
+            if position <= origin[-1]:
+                row = int(np.searchsorted(origin, position))
+                return first + row if origin[row] == position else -1
+            first += len(origin)
+        return -1
+
+    def next_record(self, record: int) -> int:
+        """Return the record that stands for the position after a record's own, -1 if none does."""
+        return self.record_at(int(self.origin[record]) + 1)
+
+    def positions_of(self, record: int) -> npt.NDArray[np.int64]:
+        """Return all positions of the token stream that a record stands for, in order: as many as it weighs."""
+        if self.assign is None or self.weights[record] == 1:
+            return np.array([self.origin[record]], np.int64)
+        return np.flatnonzero(self.assign == record % len(self))
+
     def trace(self, record: int) -> Json:
         """Say all there is to say of one record."""
         context = self.context_of(record)
         weight = int(self.weights[record])
-        return {"record": record, **asdict(context), "token": int(self.values[record]), "weight": weight}
+        traced = {"record": record, **asdict(context), "token": int(self.values[record]), "weight": weight}
+        return traced if weight == 1 else {**traced, "positions": self.positions_of(record).tolist()[:_SHOWN]}
 
     def summary(self) -> Json:
         """Say what the store holds and how it was made."""
@@ -204,7 +265,9 @@ class Datastore:
             "bytes": self.bytes,
             "bytes_per_record": round(self.bytes / len(self)),
             "unfinished_append": files.Job(self.path, BUILD_JOB).started,
-            "parent": manifest["parent"],
+            "weighted": self.weighted,
+            "parent": manifest["parent"] and manifest["parent"]["name"],
+            "made_by": "; ".join(map(worded, manifest["transforms"])) or None,
             "checksum": manifest["checksum"],
         }
 
@@ -259,10 +322,20 @@ class Datastore:
 
     @property
     def _probe_file(self) -> ArrayFile:
-        return ArrayFile(self.path / PROBE, np.dtype("float32"), (self.manifest["model"]["probe_tokens"], self.dim))
+        shape = (self.manifest["model"]["probe_tokens"], self.query_dim)
+        return ArrayFile(self.path / PROBE, np.dtype("float32"), shape)
 
     def _read_sources(self, segment: int) -> list[str]:
         return files.read_json(Segment(self.path, segment).sources)["sources"]  # type: ignore[no-any-return]
+
+
+def worded(step: Json) -> str:
+    """Write one step of a derived store's making as its command line."""
+    said = [step["command"]]
+    for name, value in step["options"].items():
+        if value is not None and value is not False:
+            said += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return " ".join(said)
 
 
 def _cosines(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:

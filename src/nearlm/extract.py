@@ -1,8 +1,6 @@
 """An LM over a corpus → a datastore, in a job that goes on where it stopped."""
 
 import contextlib
-import errno
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -46,6 +44,7 @@ from nearlm.tokenise import (
     tokenise,
 )
 from nearlm.windows import Windows, plan_shards, plan_windows
+from nearlm.writing import portable_path, writing
 
 
 def build(
@@ -69,39 +68,8 @@ def build(
     corpus = Corpus([texts] if isinstance(texts, str) else texts, field=field, glob=glob, strict=strict)
     folder = store_folder(out)
     builder = _Builder(folder, corpus, BuildOptions(**options), Reporter(quiet), append)
-    with _writing(folder):
+    with writing(folder, BUILD_JOB):
         return builder.run(model, restart)
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Lock a folder that is, or may become, a store; say in one line what the disk refuses."""
-    try:
-        _refuse_foreign(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        with files.lock(folder):
-            yield
-    except OSError as error:
-        if isinstance(error, FileNotFoundError) or not _is_inside(error.filename, folder):
-            raise
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = "free some space and repeat the command: it goes on" if full else "choose another --out"
-        raise StoreError(f"cannot write to {folder}: {error.strerror or error}; {hint}") from error
-
-
-def _is_inside(name: Any, folder: Path) -> bool:
-    """Tell whether an error is about a folder or something in it; one without a name may be."""
-    return name is None or Path(os.fsdecode(name)).resolve().is_relative_to(folder.resolve())
-
-
-def _refuse_foreign(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise StoreError(f"{folder} is a file, expected a folder to make a store in; choose another --out")
-    if not folder.is_dir() or (folder / MANIFEST).exists() or files.Job(folder, BUILD_JOB).folder.exists():
-        return
-    strangers = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
-    if strangers:
-        raise StoreError(f"{folder} is no store but holds {strangers[0]!r}; choose an empty or new folder for --out")
 
 
 class _Builder:
@@ -128,6 +96,12 @@ class _Builder:
     def _check_state(self, restart: bool) -> None:
         if self.append and self.store is None:
             raise StoreError(f"{self.folder} is no finished store, so nothing can be appended; build it first")
+        if self.store is not None and self.store.manifest["parent"]:
+            parent = self.store.manifest["parent"]["name"]
+            raise StoreError(
+                f"{self.folder} was made from the store {parent!r}, so no text goes into it; "
+                "append to that one and make this one again, or choose another --out"
+            )
         if restart and self.store is not None and not self.append:
             raise StoreError(f"{self.folder} is a finished store; --restart throws away unfinished builds only")
         if restart:
@@ -399,5 +373,5 @@ def _portable(name: str | None, folder: Path) -> tuple[str | None, str | None]:
     """Split a model's name into one that can be shown and, for a local one, its path from the store."""
     if name is None or name in BUILT_IN or not Path(name).expanduser().exists():
         return name and (Path(name).name if Path(name).is_absolute() else name), None
-    path = Path(name).expanduser().resolve()
-    return path.name, os.path.relpath(path, folder.resolve())
+    path = Path(name).expanduser()
+    return path.resolve().name, portable_path(path, folder)

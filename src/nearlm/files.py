@@ -21,6 +21,7 @@ import numpy.typing as npt
 from nearlm.errors import StoreError
 
 Json = dict[str, Any]
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES)
 NPY_HEADER = 128  # bytes: the same for every array, so that a length can be filled in later
 
 
@@ -125,6 +126,23 @@ def allocate(path: Path, header: bytes, size: int) -> None:
 def truncate(path: Path, size: int) -> None:
     """Cut `path` down to `size` bytes."""
     os.truncate(path, size)
+
+
+def link(source: Path, target: Path) -> None:
+    """Give a file that never changes a second name, or copy it where the file system has no hard links."""
+    if target.exists() and target.stat().st_size == source.stat().st_size:
+        return
+    part = target.with_name(target.name + ".part")
+    remove(part)
+    try:
+        part.hardlink_to(source)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with open(source, "rb") as old, open(part, "wb") as new:
+            shutil.copyfileobj(old, new, 1 << 20)
+            sync(new)
+    replace(part, target)
 
 
 def remove(path: Path) -> None:

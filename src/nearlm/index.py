@@ -14,6 +14,7 @@ from nearlm import files
 from nearlm.datastore import Datastore, describe
 from nearlm.errors import OptionError, StoreError
 from nearlm.files import Json
+from nearlm.linear import principal_axes
 from nearlm.scan import Found, Lists, ListScan, can_scan, without_lists, write_lists
 
 DEFAULT = "default"
@@ -71,7 +72,7 @@ def paper_code_bytes(dim: int) -> int:
 def _auto(records: int, dim: int, nprobe: int | None) -> IndexSpec:
     """Choose what docs/results.md found best: half-whitened keys as 8-bit codes, whole lists scanned in batches."""
     if records < _SMALL:
-        return IndexSpec("Flat", None, *((min(dim, 256), _HALF_WHITE) if records >= 8 * dim else ()))
+        return IndexSpec("Flat", None, *((min(dim, 256), _HALF_WHITE) if records >= max(1000, 8 * dim) else ()))
     return IndexSpec(f"IVF{paper_nlist(records)},SQ8", nprobe or 8, min(192, dim), _HALF_WHITE)
 
 
@@ -229,23 +230,6 @@ def train_index(index: SearchIndex, keys: npt.NDArray[np.float32]) -> None:
         index.transform = principal_axes(keys, index.spec.pca, index.spec.eigen_power)
     if not index.faiss.is_trained:
         index.faiss.train(index.transformed(keys))
-
-
-def principal_axes(keys: npt.NDArray[np.float32], width: int, eigen_power: float) -> Any:
-    """Return the FAISS transform to the first principal axes of keys, scaled so that it keeps their total variance."""
-    pca = faiss.PCAMatrix(keys.shape[1], width)
-    pca.train(keys)
-    variance = faiss.vector_to_array(pca.eigenvalues)[:width].astype(np.float64)
-    variance = np.maximum(variance, max(1e-6 * variance[0], np.finfo(np.float32).tiny))
-    scale = variance**eigen_power
-    scale *= np.sqrt(variance.sum() / (variance * scale**2).sum())
-    axes = faiss.vector_to_array(pca.A).reshape(-1, keys.shape[1])[:width] * scale[:, None]
-    out = faiss.LinearTransform(keys.shape[1], width, True)
-    faiss.copy_array_to_vector(axes.astype(np.float32).ravel(), out.A)
-    faiss.copy_array_to_vector((-axes @ faiss.vector_to_array(pca.mean)).astype(np.float32), out.b)
-    out.is_trained = True
-    out.set_is_orthonormal()
-    return out
 
 
 def sample_size(spec: IndexSpec, records: int) -> int:

@@ -17,9 +17,10 @@ from nearlm.datastore import Datastore
 from nearlm.errors import OptionError
 from nearlm.files import Json
 from nearlm.index import DEFAULT, PAPER_K, index_folder, memory_needed, open_index
+from nearlm.lineage import open_parent, parent_records
 from nearlm.progress import Reporter, size
 
-DISTANCES = ("index", "store")
+DISTANCES = ("index", "store", "parent")
 _RESCORE_QUERIES = 64
 
 
@@ -61,6 +62,8 @@ class Retriever:
                     f"index {index!r} ({self.index.spec.factory}) has no lists, so --nprobe means nothing"
                 )
             self.index.set_nprobe(nprobe)
+        self._exact = open_parent(store) if distances == "parent" else store
+        self._exact_ids = parent_records(store, self._exact) if distances == "parent" else None
         self._values = self._column("values")
         self._weights = self._column("weights") if store.weighted else None
 
@@ -81,14 +84,17 @@ class Retriever:
     def search(
         self, queries: npt.NDArray[np.floating[Any]], k: int | None = None, *, ordered: bool = True
     ) -> Neighbors:
-        """Return the k nearest neighbours of queries, [n, dim], nearest first unless the order does not matter."""
+        """Return the k nearest neighbours of queries as the LM gives them, [n, store.query_dim].
+
+        They come nearest first, unless the order does not matter.
+        """
         if k is not None and k < 1:
             raise OptionError(f"--k is {k}, expected at least 1")
         with self._threads():
             k = min(k or self.default_k(), self.max_k)
-            D, ids = self.index.search(np.asarray(queries, np.float32), k, ordered=ordered)
-            if self.distances == "store":
-                D, ids = self._rescored(np.asarray(queries, np.float32), ids)
+            D, ids = self.index.search(self.store.project(queries), k, ordered=ordered)
+            if self.distances != "index":
+                D, ids = self._rescored(self._exact.project(queries), ids)
         return self.neighbors(D, ids)
 
     def neighbors(self, distances: npt.NDArray[np.float32], ids: npt.NDArray[np.integer[Any]]) -> Neighbors:
@@ -121,8 +127,10 @@ class Retriever:
             part = slice(start, start + _RESCORE_QUERIES)
             unique, inverse = np.unique(ids[part], return_inverse=True)
             unique = np.maximum(unique, 0)
+            if self._exact_ids is not None:
+                unique = self._exact_ids[unique]
             self._read_ahead(unique)
-            rows = torch.from_numpy(self.store.keys.take(unique)).float().numpy()
+            rows = torch.from_numpy(self._exact.keys.take(unique)).float().numpy()
             _distance_kernel(queries[part], rows, inverse.reshape(ids[part].shape), out[part])
         out[ids < 0] = np.inf
         order = np.argsort(out, axis=1, kind="stable")
@@ -131,7 +139,7 @@ class Retriever:
     def _read_ahead(self, ids: npt.NDArray[np.int64]) -> None:
         """Ask the system for the pages of some records before they are read, so that a cold disk works in parallel."""
         first = 0
-        for shard in self.store.keys.shards:
+        for shard in self._exact.keys.shards:
             here = ids[np.searchsorted(ids, first) : np.searchsorted(ids, first + len(shard))] - first
             first += len(shard)
             mapped = getattr(shard, "_mmap", None)
