@@ -18,6 +18,8 @@ from nearlm.progress import Reporter
 from nearlm.prune.neighbors import MOST, index_ram, ready_index, saved_neighbors
 from nearlm.prune.selection import Selection, Work, check_keep, target
 
+_AHEAD = 8
+
 
 @dataclass(frozen=True)
 class MergeOptions:
@@ -74,7 +76,7 @@ def merge(
     A record that was not absorbed stands for itself. Merging stops when only `least` records are left.
     """
     absorbers, free = np.arange(len(values), dtype=np.int32), values.astype(np.int32)
-    return absorbers, _merge_kernel(np.asarray(neighbors), k, order, least, free, absorbers)
+    return absorbers, _merge_kernel(np.asarray(neighbors), k, order, least, free, absorbers)[0]
 
 
 def _fewest_neighbors(
@@ -95,9 +97,16 @@ def _fewest_neighbors(
 
 @numba.njit(cache=True, nogil=True)
 def _merge_kernel(neighbors, k, order, least, free, absorbers):  # type: ignore[no-untyped-def]
-    """Merge and return how many records are left; `free` holds a record's value while it is free, -1 after."""
-    left = len(free)
-    for i in order:
+    """Merge and return how many records are left; `free` holds a record's value while it is free, -1 after.
+
+    Rows are read some records ahead (`touched` makes sure that they are), so that memory is not waited for.
+    """
+    left, touched = len(free), 0
+    for p in range(len(order)):
+        if p + _AHEAD < len(order) and free[order[p + _AHEAD]] >= 0:
+            ahead = order[p + _AHEAD]
+            touched ^= neighbors[ahead, 0] ^ neighbors[ahead, k - 1]
+        i = order[p]
         value = free[i]
         if value < 0:
             continue
@@ -106,9 +115,9 @@ def _merge_kernel(neighbors, k, order, least, free, absorbers):  # type: ignore[
             if t < 0 or free[t] != value or t == i:
                 continue
             if left <= least:
-                return left
+                return left, touched
             absorbers[t] = i
             free[t] = -1
             free[i] = -1
             left -= 1
-    return left
+    return left, touched
