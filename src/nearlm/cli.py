@@ -160,6 +160,7 @@ def info(
 def verify(store: Store) -> None:
     """Read every byte of a store and name the first damaged file."""
     from nearlm.datastore import Datastore
+    from nearlm.ngrams import verify_ngrams
     from nearlm.progress import Reporter, size
 
     opened = Datastore.open(store)
@@ -169,6 +170,7 @@ def verify(store: Store) -> None:
         from nearlm.index import verify_index
 
         verify_index(opened, name)
+    verify_ngrams(opened)
     print(f"{store}: {len(opened.manifest['files'])} files, {size(opened.bytes)}, all as they were written")
 
 

@@ -129,6 +129,13 @@ class Datastore:
         return int(self.manifest["dim"])
 
     @property
+    def document_bounds(self) -> npt.NDArray[np.int64]:
+        """Where the documents begin in the token stream, and, last, where it ends."""
+        bases = np.cumsum([0, *(len(tokens) for tokens in self.tokens.shards)])
+        starts = [docs[:, 0] + base for docs, base in zip(self._docs, bases[:-1], strict=True)]
+        return np.concatenate([*starts, bases[-1:]])
+
+    @property
     def indexes(self) -> list[str]:
         """The names of the store's finished indexes."""
         return sorted(path.parent.name for path in self.path.glob("index/*/index.json"))
