@@ -3,9 +3,21 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0.dev0"
-__all__ = ["KNNLM", "LM", "Datastore", "ModelSpec", "NearLMError", "Retriever", "attach", "build", "build_index"]
+__all__ = [
+    "KNNLM",
+    "LM",
+    "Adaptor",
+    "Datastore",
+    "ModelSpec",
+    "NearLMError",
+    "Retriever",
+    "attach",
+    "build",
+    "build_index",
+]
 
 if TYPE_CHECKING:
+    from nearlm.adaptor import Adaptor
     from nearlm.attaching import attach
     from nearlm.datastore import Datastore
     from nearlm.errors import NearLMError
@@ -19,6 +31,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "KNNLM": "knnlm",
     "LM": "lm",
+    "Adaptor": "adaptor",
     "Datastore": "datastore",
     "ModelSpec": "pretrained",
     "NearLMError": "errors",

@@ -230,11 +230,20 @@ def _with_states(output: Any, states: Tensor) -> Any:
 
 def _statistics(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
     """Return log p(target), max p and the entropy of each row of logits."""
-    logp = logits.sub_(logits.logsumexp(-1, keepdim=True))
-    p = logp.exp()
-    conf = p.amax(-1)
-    ent = -p.mul_(logp).nan_to_num_(nan=0.0).sum(-1)  # 0 log 0 is 0
-    return logp.gather(-1, targets.to(logp.device, torch.int64)[:, None])[:, 0], conf, ent
+    below = logits.sub_(logits.amax(-1, keepdim=True))
+    chosen = below.gather(-1, targets.to(below.device, torch.int64)[:, None])[:, 0]
+    conf, ent, log_total = confidence_and_entropy(below)
+    return chosen - log_total, conf, ent
+
+
+def confidence_and_entropy(below: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return max p, the entropy and log Σ exp of rows of logits whose largest entry is 0."""
+    p = below.exp()
+    total = p.sum(-1)
+    product = torch.linalg.vecdot(p, below)
+    if product.isnan().any():  # 0 log 0 is 0
+        product = torch.linalg.vecdot(p, below.clamp_min(torch.finfo(below.dtype).min))
+    return 1 / total, total.log() - product / total, total.log()
 
 
 def _log_probability(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
