@@ -342,6 +342,55 @@ def evaluate_text(
 
 
 @app.command()
+def ablate(
+    store: Store,
+    text: Texts,
+    more_text: MoreTexts = None,
+    valid: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="The adaptor's validation text, to train the variants of the paper too."),
+    ] = None,
+    valid_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Use only the first N tokens of the validation text.")
+    ] = None,
+    adaptor: Annotated[str, typer.Option(metavar="NAME", help="The adaptor to take apart.")] = "default",
+    figure: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Draw the curves into a .png, .svg or .pdf.")
+    ] = None,
+    max_tokens: MaxTokens = None,
+    model: Model = None,
+    trust_remote_code: Trust = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    field: Field = "text",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take an adaptor apart on a test text: masks, weights, features, objectives."""
+    from pathlib import Path
+
+    from nearlm import report
+    from nearlm.datastore import Datastore
+    from nearlm.experiments.ablate import ablate as take_apart
+    from nearlm.knnlm import load_lm
+    from nearlm.progress import Reporter
+
+    if figure:
+        report.check_figure(Path(figure))
+    opened = Datastore.open(store)
+    lm = load_lm(opened, _spec(opened, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code))
+    options: dict[str, Any] = {"valid": valid or (), "valid_tokens": valid_tokens, "max_tokens": max_tokens}
+    texts = [*text, *(more_text or ())]
+    found = take_apart(lm, opened, texts, adaptor=adaptor, reporter=Reporter(quiet), field=field, **options)
+    if figure:
+        report.ablation_figure(found, Path(figure))
+    if as_json:
+        _show(found.to_json(), True)
+    else:
+        print(found.table())
+
+
+@app.command()
 def generate(
     store: Store,
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="What to continue; - reads it from stdin.")],
