@@ -65,7 +65,7 @@ class Adaptor:
         `options` are `stride`, `max_tokens` and those of a corpus.
         """
         reporter, training = reporter or Reporter(quiet=True), training or Training()
-        shape = Shape(store.dim, parse_features(features), standardise)
+        shape = Shape(lm.dim, parse_features(features), standardise)  # f(c) itself, also of a reduced store
         grid = parse_a(a)
         folder, settings = adaptor_folder(store, name), Settings.tuned(store, index)
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class Adaptor:
         folder = adaptor_folder(store, name)
         again = f"nearlm adapt {store.path} --text …{'' if name == DEFAULT else f' --adaptor {name}'}"
         if not (folder / "adaptor.json").exists():
-            known = ", ".join(adaptors_of(store)) or "none"
+            known = ", ".join(store.adaptors) or "none"
             raise StoreError(f"{store.path} has no adaptor {name!r} (it has {known}); make one with: {again}")
         described = files.read_json(folder / "adaptor.json")
         if described.get("format") != FORMAT:
@@ -211,11 +211,6 @@ def adaptor_folder(store: Datastore, name: str) -> Path:
     if not name or name != Path(name).name or name.startswith("."):
         raise OptionError(f"--adaptor is {name!r}, expected a plain name")
     return store.path / "adaptor" / name
-
-
-def adaptors_of(store: Datastore) -> list[str]:
-    """Return the names of a store's adaptors."""
-    return sorted(path.parent.name for path in store.path.glob("adaptor/*/adaptor.json"))
 
 
 def save_adaptor(folder: Path, network: AdaptorNetwork, described: Json) -> None:

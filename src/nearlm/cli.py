@@ -171,10 +171,10 @@ def verify(store: Store) -> None:
 
         verify_index(opened, name)
     verify_ngrams(opened)
-    for path in sorted(opened.path.glob("adaptor/*/adaptor.json")):
+    for name in opened.adaptors:
         from nearlm.adaptor import verify_adaptor
 
-        verify_adaptor(opened, path.parent.name)
+        verify_adaptor(opened, name)
     print(f"{store}: {len(opened.manifest['files'])} files, {size(opened.bytes)}, all as they were written")
 
 

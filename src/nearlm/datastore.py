@@ -141,6 +141,11 @@ class Datastore:
         return sorted(path.parent.name for path in self.path.glob("index/*/index.json"))
 
     @property
+    def adaptors(self) -> list[str]:
+        """The names of the store's finished adaptors."""
+        return sorted(path.parent.name for path in self.path.glob("adaptor/*/adaptor.json"))
+
+    @property
     def weighted(self) -> bool:
         """Whether records stand for more than themselves, so that their weights matter."""
         return bool(self.manifest.get("weighted", False))
@@ -213,6 +218,7 @@ class Datastore:
             "model_dtype": manifest["model"]["dtype"],
             "texts": ", ".join(text for segment in manifest["segments"] for text in segment["texts"]),
             "indexes": ", ".join(self.indexes) or None,
+            "adaptors": ", ".join(self.adaptors) or None,
             "shards": len(manifest["shards"]),
             "bytes": self.bytes,
             "bytes_per_record": round(self.bytes / len(self)),
