@@ -22,9 +22,11 @@ from nearlm.adaptor_network import (
 from nearlm.adaptor_training import (
     SHARES,
     Examples,
+    Split,
     Training,
     best_constant,
     curve,
+    half_perplexity,
     split_rows,
     thresholds_of,
     train_network,
@@ -285,9 +287,26 @@ def test_a_tiny_text_warns_and_the_weight_stays_constant(lm, store, tmp_path):
     made = Adaptor.train(lm, store, str(tmp_path / "tiny.txt"), name="tiny", training=QUICK, reporter=heard)
     said = "\n".join(heard.lines)
     assert "few to learn from" in said and "two blocks" in said
-    assert made.learned or "stays constant" in said
+    assert not made.learned and "stays constant" in said
     held = made.described["held_out"]
-    assert held["curve"][0] <= held["constant"] + 1e-9
+    assert held["curve"][0] == pytest.approx(held["constant"], rel=1e-12)
+
+
+def test_the_checkpoint_is_chosen_where_the_lower_half_does_not_ask():
+    examples, scores = made_up_examples(), np.random.default_rng(3).normal(size=6000)
+    p_lm, p_knn, lam = np.exp(examples.log_lm), np.exp(examples.log_knn), 0.3
+    p = p_lm.copy()
+    kept = np.argsort(scores)[3000:]
+    p[kept] = (lam * p_knn + (1 - lam) * p_lm)[kept]
+    found = half_perplexity(examples.log_lm, examples.log_knn, lam, scores)
+    assert found == pytest.approx(np.exp(-np.log(p).mean()), rel=1e-12)
+
+
+def test_a_gain_on_few_held_out_tokens_is_not_trusted():
+    examples, split = made_up_examples(), split_rows(DOCUMENTS, 0)
+    network = train_network(Shape(12, PAPER_FEATURES), examples, split, 0.05, QUICK).network
+    few = Split(split.train, split.held[:499], "documents")
+    assert adapting.judged(network, examples, few, "likelihood")["weight"] == "constant"
 
 
 def test_auto_takes_the_largest_share_within_the_budget(adaptor, store):

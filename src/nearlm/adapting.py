@@ -35,6 +35,7 @@ from nearlm.retrieve import Retriever
 from nearlm.trace import Reading, TokenText, Trace, read_text, trace_lm, trace_search
 
 FEW_TOKENS = 10_000
+TRUSTED_TOKENS = 500  # fewer held-out tokens cannot tell a better λ(c) from one that knows their document
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,8 @@ def examples_of(trace: Trace, shape: Shape, ngrams: NGrams | None, settings: Set
 def judged(network: AdaptorNetwork, examples: Examples, split: Split, objective: str) -> Json:
     """Judge a network on what was held out: thresholds, the curve, and whether its λ(c) may be trusted.
 
-    It is, if it predicts the held-out tokens better than the best constant λ of the training tokens does, by more
-    than the standard error of the difference.
+    It is, if it predicts enough held-out tokens better than the best constant λ of the training tokens does, by more
+    than two standard errors of the difference.
     """
     train, held = examples[split.train], examples[split.held]
     constant = best_constant(train.log_lm, train.log_knn)
@@ -140,7 +141,8 @@ def judged(network: AdaptorNetwork, examples: Examples, split: Split, objective:
     plain = mix(held.log_lm, held.log_knn, constant)
     gain = mix(held.log_lm, held.log_knn, np.exp(log_lam)) - plain
     error = float(np.std(gain) / np.sqrt(len(gain)))
-    learned = objective == "likelihood" and float(np.mean(gain)) > error
+    better = len(held) >= TRUSTED_TOKENS and float(np.mean(gain)) > 2 * error
+    learned = objective == "likelihood" and better
     cuts = thresholds_of(log_lam)
     lam = np.exp(log_lam) if learned else constant
     mean_lm, mean_plain = float(np.mean(held.log_lm)), float(np.mean(plain))
@@ -206,6 +208,6 @@ def _warn_constant(described: Json, training: Training, reporter: Reporter) -> N
     if training.objective == "likelihood" and described["weight"] == "constant":
         gain = f"gain {held['gain']:.4f} ± {held['gain_error']:.4f} nats on {held['tokens']:,} held-out tokens"
         reporter.say(
-            f"warning: the learned λ(c) is not reliably better than λ={described['lam']:g} ({gain}); "
+            f"warning: the learned λ(c) is not surely better than λ={described['lam']:g} ({gain}); "
             "λ stays constant, the adaptor only skips"
         )

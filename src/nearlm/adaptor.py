@@ -12,7 +12,7 @@ from safetensors.torch import save as save_tensors
 
 from nearlm import files
 from nearlm.adapting import Settings, learn, parse_a, search_hash
-from nearlm.adaptor_network import PAPER_FEATURES, AdaptorNetwork, Shape, parse_features, scalar_columns
+from nearlm.adaptor_network import DEFAULT_FEATURES, AdaptorNetwork, Shape, parse_features, scalar_columns
 from nearlm.adaptor_training import SHARES, Training
 from nearlm.datastore import Datastore, describe
 from nearlm.errors import OptionError, StoreError
@@ -53,7 +53,7 @@ class Adaptor:
         *,
         name: str = DEFAULT,
         index: str = DEFAULT,
-        features: str | Sequence[str] = PAPER_FEATURES,
+        features: str | Sequence[str] = DEFAULT_FEATURES,
         standardise: str = "all",
         a: float | str = 0.05,
         training: Training | None = None,

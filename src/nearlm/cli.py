@@ -268,7 +268,7 @@ def adapt(
     objective: Annotated[str, typer.Option(metavar="WHICH", help="likelihood or classify.")] = "likelihood",
     features: Annotated[
         str, typer.Option(metavar="NAMES", help="Some of keys,conf,ent,freq,fert, or all.")
-    ] = "keys,conf,ent,fert",
+    ] = "conf,ent,freq,fert",
     a: Annotated[str, typer.Option("--a", metavar="A", help="Weight of the L1 term that makes λ small, or auto.")] = (
         "0.05"
     ),
