@@ -122,9 +122,8 @@ class Mixer:
             return np.full(len(queries), self.lam)
         conf = ent = None
         if self.gate.needs_statistics:
-            likeliest = log_lm.detach().amax(-1, keepdim=True)
-            measured = confidence_and_entropy(log_lm.detach() - likeliest)
-            conf, ent = (value.float().cpu().numpy() for value in measured[:2])
+            measured = confidence_and_entropy(log_lm.detach())
+            conf, ent = (value.float().cpu().numpy() for value in measured[1:])
         return self.gate.weights(queries, conf, ent, contexts)
 
     def _mixed(self, log_lm: Tensor, queries: npt.NDArray[np.float32], lam: npt.NDArray[np.float64]) -> Tensor:
