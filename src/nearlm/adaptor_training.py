@@ -1,7 +1,8 @@
 """Train an adaptor's network on traced tokens, and say how well it removes retrievals."""
 
+import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -139,7 +140,7 @@ def train_network(
     """
     held, loss = examples[split.held], LOSSES[training.objective]
     constant = best_constant(examples.log_lm[split.train], examples.log_knn[split.train])
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(training.seed)
         rng = np.random.default_rng(training.seed)
         network = AdaptorNetwork(shape)
@@ -166,6 +167,17 @@ def train_network(
                 break
     best.network.eval()
     return best
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch use one thread: layers this small only wait for a second, and the result hangs on no core count."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _columns(examples: Examples) -> tuple[npt.NDArray[np.floating], ...]:
