@@ -39,11 +39,11 @@ def test_help_lists_the_commands(nearlm):
     code, out, err = nearlm("--help")
     assert (code, err) == (0, "")
     listed = re.findall(r"^  (\w+) ", out.split("Commands:")[1], re.M)
-    assert listed == ["build", "info", "verify", "reduce", "prune", "index", "tune", "eval", "generate"]
+    assert listed == ["build", "info", "verify", "reduce", "prune", "index", "tune", "adapt", "eval", "generate", "ablate"]
     assert nearlm() == (0, out, "")
 
 
-@pytest.mark.parametrize("command", ["build", "info", "verify", "reduce", "prune", "index", "tune", "eval", "generate"])
+@pytest.mark.parametrize("command", ["build", "info", "verify", "reduce", "prune", "index", "tune", "adapt", "eval", "generate", "ablate"])
 def test_every_command_has_help_that_fits_80_columns(nearlm, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")
     code, out, err = nearlm(command, "--help")

@@ -36,6 +36,34 @@ def test_from_a_store_to_a_continuation(nearlm, store):
     assert "default" in nearlm("info", store)[1] and nearlm("verify", store)[0] == 0
 
 
+def test_from_an_index_to_an_adaptor(nearlm, store):
+    valid = store.parent / "valid.txt"
+    nearlm("index", store, "-q")
+    nearlm("tune", store, "--text", valid, "-q")
+    code, out, err = nearlm("eval", store, "--text", valid, "--adaptor", "none", "-q")
+    assert code == 2 and "nearlm adapt" in err and err.count("\n") == 1
+    code, out, err = nearlm("adapt", store, "--text", valid)
+    assert code == 0 and "50 % skipped" in out and "few to learn from" in err
+    code, out, _ = nearlm("adapt", store, "--text", valid, "-q", "--json", "--adaptor", "other", "--features", "fert")
+    made = json.loads(out)
+    assert code == 0 and made["shape"]["features"] == ["fert"] and len(made["thresholds"]) == 99
+    code, out, _ = nearlm("eval", store, "--text", valid, "-q", "--json", "--adaptor", "other", "--skip", 0.5)
+    found = json.loads(out)
+    assert code == 0 and found["retrievals"] == round((1 - found["skipped"]) * found["tokens"])
+    assert 0.2 < found["skipped"] < 0.8
+    code, out, _ = nearlm("eval", store, "--text", valid, "-q", "--adaptor", "other", "--skip", "auto", "--budget", 1)
+    assert code == 0 and "skipped" in out and "adaptor share" in out
+    generated = nearlm(
+        "generate", store, "--prompt", "the", "--max-new-tokens", 4, "--adaptor", "other", "--skip", "0.5", "--explain"
+    )
+    assert generated[0] == 0 and generated[1].count("p_kNN") == 4
+    assert nearlm("verify", store)[0] == 0
+    weights = store / "adaptor" / "other" / "adaptor.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    code, _, err = nearlm("verify", store)
+    assert code == 2 and "adaptor.safetensors" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -51,6 +79,16 @@ def test_from_a_store_to_a_continuation(nearlm, store):
         (("generate", "STORE", "--prompt", "x", "--chat"), "chat template"),
         (("generate", "STORE", "--prompt", "x", "--max-new-tokens", "0"), "at least 1"),
         (("tune", "nowhere", "--text", "VALID"), "does not exist"),
+        (("adapt", "nowhere", "--text", "VALID"), "does not exist"),
+        (("adapt", "STORE", "--text", "VALID", "--features", "keys,size"), "--features"),
+        (("adapt", "STORE", "--text", "VALID", "--objective", "guess"), "--objective"),
+        (("adapt", "STORE", "--text", "VALID", "--a", "-3"), "--a is"),
+        (("adapt", "STORE", "--text", "VALID", "--standardise", "some"), "--standardise"),
+        (("adapt", "STORE", "--text", "VALID", "--adaptor", "a/b"), "plain name"),
+        (("adapt", "STORE", "--text", "VALID", "--index", "none"), "nearlm tune"),
+        (("eval", "STORE", "--text", "VALID", "--skip", "0.5"), "--adaptor"),
+        (("eval", "STORE", "--text", "VALID", "--budget", "0.5"), "--adaptor"),
+        (("eval", "STORE", "--text", "VALID", "--adaptor", "../x"), "plain name"),
     ],
 )
 def test_nonsense_gets_one_line(nearlm, store, arguments, expected):

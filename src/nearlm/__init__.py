@@ -6,6 +6,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "KNNLM",
     "LM",
+    "Adaptor",
     "Datastore",
     "ModelSpec",
     "NearLMError",
@@ -18,6 +19,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from nearlm.adaptor import Adaptor
     from nearlm.attaching import attach
     from nearlm.datastore import Datastore
     from nearlm.errors import NearLMError
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "KNNLM": "knnlm",
     "LM": "lm",
+    "Adaptor": "adaptor",
     "Datastore": "datastore",
     "ModelSpec": "pretrained",
     "NearLMError": "errors",

@@ -161,6 +161,7 @@ def info(
 def verify(store: Store) -> None:
     """Read every byte of a store and name the first damaged file."""
     from nearlm.datastore import Datastore
+    from nearlm.ngrams import verify_ngrams
     from nearlm.progress import Reporter, size
 
     opened = Datastore.open(store)
@@ -172,6 +173,11 @@ def verify(store: Store) -> None:
 
         verify_index(opened, name)
         verify_neighbors(opened, name)
+    verify_ngrams(opened)
+    for name in opened.adaptors:
+        from nearlm.adaptor import verify_adaptor
+
+        verify_adaptor(opened, name)
     print(f"{store}: {len(opened.manifest['files'])} files, {size(opened.bytes)}, all as they were written")
 
 
@@ -187,6 +193,11 @@ Distances = Annotated[
         help="index: as the index gives them; store: exact; parent: exact, by the keys of the store that this one was "
         "made from. [default: index]",
     ),
+]
+AdaptorName = Annotated[str | None, typer.Option("--adaptor", metavar="NAME", help="Let this adaptor choose λ.")]
+Skip = Annotated[str | None, typer.Option(metavar="SHARE", help="Tokens that do not ask the memory: 0 to 1, or auto.")]
+Budget = Annotated[
+    float | None, typer.Option(metavar="PPL", help="With --skip auto: perplexity it may cost. [default: 0.1]")
 ]
 Model = Annotated[str | None, typer.Option(metavar="MODEL", help="The store's model, if it has moved.")]
 Trust = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
@@ -320,6 +331,51 @@ def tune(
         print(found.table())
 
 
+@app.command()
+def adapt(
+    store: Store,
+    text: Texts,
+    more_text: MoreTexts = None,
+    adaptor: Annotated[str, typer.Option(metavar="NAME", help="Name of the adaptor to make.")] = "default",
+    name: IndexName = "default",
+    objective: Annotated[str, typer.Option(metavar="WHICH", help="likelihood or classify.")] = "likelihood",
+    features: Annotated[
+        str, typer.Option(metavar="NAMES", help="Some of keys,conf,ent,freq,fert, or all.")
+    ] = "conf,ent,freq,fert",
+    a: Annotated[str, typer.Option("--a", metavar="A", help="Weight of the L1 term that makes λ small, or auto.")] = (
+        "0.05"
+    ),
+    standardise: Annotated[str, typer.Option(metavar="WHICH", help="Scale features: all, scalars or none.")] = "all",
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the training.")] = 0,
+    stride: Stride = None,
+    max_tokens: MaxTokens = None,
+    model: Model = None,
+    trust_remote_code: Trust = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    field: Field = "text",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Learn on a validation text when to ask the memory, and how much to trust it."""
+    from nearlm.adaptor import Adaptor
+    from nearlm.adaptor_training import Training
+    from nearlm.datastore import Datastore
+    from nearlm.knnlm import load_lm
+    from nearlm.progress import Reporter
+
+    opened, training = Datastore.open(store), Training(objective, seed)
+    lm = load_lm(opened, _spec(opened, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code))
+    learning: dict[str, Any] = {"features": features, "standardise": standardise, "a": a, "training": training}
+    options: dict[str, Any] = {"stride": stride, "max_tokens": max_tokens, "field": field}
+    texts = [*text, *(more_text or ())]
+    made = Adaptor.train(lm, opened, texts, name=adaptor, index=name, reporter=Reporter(quiet), **learning, **options)
+    if as_json:
+        _show(made.described, True)
+    else:
+        print(made.table())
+
+
 @app.command("eval")
 def evaluate_text(
     store: Store,
@@ -331,6 +387,9 @@ def evaluate_text(
     k: K = None,
     nprobe: Nprobe = None,
     distances: Distances = None,
+    adaptor: AdaptorName = None,
+    skip: Skip = None,
+    budget: Budget = None,
     no_knn: Annotated[bool, typer.Option("--no-knn", help="The model alone, on the same path.")] = False,
     stride: Stride = None,
     max_tokens: MaxTokens = None,
@@ -347,11 +406,61 @@ def evaluate_text(
     from nearlm.progress import Reporter
 
     mixing: dict[str, Any] = {"lam": lam, "temperature": temperature, "k": k, "nprobe": nprobe, "distances": distances}
+    mixing |= {"adaptor": adaptor, "skip": skip, "budget": budget}
     loading: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
     knnlm = _knnlm(store, model, loading, quiet, index=name, knn=not no_knn, **mixing)
     options: dict[str, Any] = {"stride": stride, "max_tokens": max_tokens, "field": field}
     found = evaluate(knnlm, [*text, *(more_text or ())], reporter=Reporter(quiet), **options)
     _show(found.to_json(), as_json)
+
+
+@app.command()
+def ablate(
+    store: Store,
+    text: Texts,
+    more_text: MoreTexts = None,
+    valid: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="The adaptor's validation text, to train the variants of the paper too."),
+    ] = None,
+    valid_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Use only the first N tokens of the validation text.")
+    ] = None,
+    adaptor: Annotated[str, typer.Option(metavar="NAME", help="The adaptor to take apart.")] = "default",
+    figure: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Draw the curves into a .png, .svg or .pdf.")
+    ] = None,
+    max_tokens: MaxTokens = None,
+    model: Model = None,
+    trust_remote_code: Trust = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    field: Field = "text",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take an adaptor apart on a test text: masks, weights, features, objectives."""
+    from pathlib import Path
+
+    from nearlm import report
+    from nearlm.datastore import Datastore
+    from nearlm.experiments.ablate import ablate as take_apart
+    from nearlm.knnlm import load_lm
+    from nearlm.progress import Reporter
+
+    if figure:
+        report.check_figure(Path(figure))
+    opened = Datastore.open(store)
+    lm = load_lm(opened, _spec(opened, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code))
+    options: dict[str, Any] = {"valid": valid or (), "valid_tokens": valid_tokens, "max_tokens": max_tokens}
+    texts = [*text, *(more_text or ())]
+    found = take_apart(lm, opened, texts, adaptor=adaptor, reporter=Reporter(quiet), field=field, **options)
+    if figure:
+        report.ablation_figure(found, Path(figure))
+    if as_json:
+        _show(found.to_json(), True)
+    else:
+        print(found.table())
 
 
 @app.command()
@@ -371,6 +480,9 @@ def generate(
     k: K = None,
     nprobe: Nprobe = None,
     distances: Distances = None,
+    adaptor: AdaptorName = None,
+    skip: Skip = None,
+    budget: Budget = None,
     no_knn: Annotated[bool, typer.Option("--no-knn", help="The model alone, without its memory.")] = False,
     model: Model = None,
     trust_remote_code: Trust = False,
@@ -381,6 +493,7 @@ def generate(
     from nearlm.console import write_continuation
 
     mixing: dict[str, Any] = {"lam": lam, "temperature": temperature, "k": k, "nprobe": nprobe, "distances": distances}
+    mixing |= {"adaptor": adaptor, "skip": skip, "budget": budget}
     loading: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
     knnlm = _knnlm(store, model, loading, index=name, knn=not no_knn, **mixing)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}

@@ -159,9 +159,21 @@ class Datastore:
         return x if self.transform is None else self.transform.apply(x)
 
     @property
+    def document_bounds(self) -> npt.NDArray[np.int64]:
+        """Where the documents begin in the token stream, and, last, where it ends."""
+        bases = np.cumsum([0, *(len(tokens) for tokens in self.tokens.shards)])
+        starts = [docs[:, 0] + base for docs, base in zip(self._docs, bases[:-1], strict=True)]
+        return np.concatenate([*starts, bases[-1:]])
+
+    @property
     def indexes(self) -> list[str]:
         """The names of the store's finished indexes."""
         return sorted(path.parent.name for path in self.path.glob("index/*/index.json"))
+
+    @property
+    def adaptors(self) -> list[str]:
+        """The names of the store's finished adaptors."""
+        return sorted(path.parent.name for path in self.path.glob("adaptor/*/adaptor.json"))
 
     @property
     def weighted(self) -> bool:
@@ -261,6 +273,7 @@ class Datastore:
             "model_dtype": manifest["model"]["dtype"],
             "texts": ", ".join(text for segment in manifest["segments"] for text in segment["texts"]),
             "indexes": ", ".join(self.indexes) or None,
+            "adaptors": ", ".join(self.adaptors) or None,
             "shards": len(manifest["shards"]),
             "bytes": self.bytes,
             "bytes_per_record": round(self.bytes / len(self)),

@@ -2,25 +2,27 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from nearlm import files
+from nearlm.adaptor import Adaptor, Gate
 from nearlm.attaching import attach
 from nearlm.datastore import Context, Datastore
 from nearlm.errors import OptionError
 from nearlm.index import DEFAULT, index_folder
 from nearlm.lm import LM
 from nearlm.mix import found, log_p_knn, mix
+from nearlm.ngrams import Tokens, last_tokens
 from nearlm.pretrained import ModelSpec
 from nearlm.retrieve import Neighbors, Retriever
 from nearlm.trace import SCORE_BATCH_TOKENS, Reading
-from nearlm.windows import Batch, fill_batch, plan_batches, plan_windows
+from nearlm.windows import Batch, Ints, Windows, fill_batch, plan_batches, plan_windows
 
 _REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
 
@@ -30,6 +32,7 @@ class Timer:
     """Where the time of a run went, in seconds."""
 
     lm: float = 0.0
+    adaptor: float = 0.0
     search: float = 0.0
     mixing: float = 0.0
     started: float = field(default_factory=time.perf_counter)
@@ -42,13 +45,23 @@ class Timer:
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Per predicted token, in order: its id, log p of the LM, of the neighbours and of the mixture, and λ."""
+    """Per predicted token, in order: its id, log p of the LM, of the neighbours and of the mixture, λ, if it asked."""
 
     tokens: npt.NDArray[np.int32]
     log_lm: npt.NDArray[np.float64]
     log_knn: npt.NDArray[np.float64]
     logp: npt.NDArray[np.float64]
     lam: npt.NDArray[np.float64]
+    asked: npt.NDArray[np.bool_]
+
+
+class Predicted(NamedTuple):
+    """What the LM says of a batch's targets: log p, the queries, and its confidence and entropy if an adaptor asks."""
+
+    log_lm: npt.NDArray[np.float64]
+    queries: npt.NDArray[np.float32]
+    conf: npt.NDArray[np.float32] | None
+    ent: npt.NDArray[np.float32] | None
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,7 @@ class Explanation:
 
 
 class KNNLM:
-    """An LM with a memory: p = λ p_kNN + (1 - λ) p_LM."""
+    """An LM with a memory: p = λ p_kNN + (1 - λ) p_LM, with one λ or what the gate of an adaptor says."""
 
     def __init__(
         self,
@@ -72,9 +85,10 @@ class KNNLM:
         store: Datastore,
         retriever: Retriever | None,
         *,
-        lam: float,
+        lam: float = 0.0,
         temperature: float = 1.0,
         k: int | None = None,
+        gate: Gate | None = None,
     ):
         if not 0 <= lam <= 1:
             raise OptionError(f"--lam is {lam}, expected 0 to 1")
@@ -84,6 +98,10 @@ class KNNLM:
             raise OptionError(f"--k is {k}, expected at least 1")
         self.lm, self.store, self.retriever = lm, store, retriever
         self.lam, self.temperature, self.k = (lam if retriever else 0.0), temperature, k
+        self.gate = gate if retriever else None
+        if self.gate is not None and retriever is not None:
+            used = min(k or retriever.default_k(), retriever.max_k)
+            self.gate.adaptor.check(retriever, temperature, used, lm.fingerprint())
 
     @classmethod
     def load(
@@ -98,14 +116,30 @@ class KNNLM:
         nprobe: int | None = None,
         distances: str | None = None,
         knn: bool = True,
+        adaptor: str | None = None,
+        skip: float | str | None = None,
+        budget: float | None = None,
     ) -> "KNNLM":
-        """Load a store's model, index and tuned settings; what is given here goes before what was tuned."""
+        """Load a store's model, index and tuned settings; what is given here goes before what was tuned.
+
+        With an adaptor λ comes from it, and the share `skip` of the tokens (`auto`: as many as a perplexity `budget`
+        allows) does not ask the memory.
+        """
+        if adaptor is None and (skip is not None or budget is not None):
+            raise OptionError("--skip and --budget need an adaptor; name it with --adaptor")
+        if adaptor is not None and (lam is not None or not knn):
+            raise OptionError("an adaptor chooses λ itself; leave out --lam and --no-knn, or --adaptor")
         opened = store if isinstance(store, Datastore) else Datastore.open(store)
+        gate = None
+        if adaptor is not None:
+            gate = Adaptor.load(opened, adaptor).gate(0.0 if skip is None else skip, budget)
         lm = load_lm(opened, model)
         if not knn:
             return cls(lm, opened, None, lam=0.0)
         path = index_folder(opened, index) / "settings.json"
         tuned = files.read_stamped(path) if path.exists() else {}
+        if gate is not None and gate.adaptor.settings.index == index:
+            tuned = {**asdict(gate.adaptor.settings), "lam": gate.adaptor.lam}
         retriever = Retriever(
             opened,
             index,
@@ -119,35 +153,53 @@ class KNNLM:
             lam=lam if lam is not None else tuned.get("lam", 0.25),
             temperature=temperature if temperature is not None else tuned.get("temperature", 1.0),
             k=k if k is not None else tuned.get("k"),
+            gate=gate,
         )
 
-    def score_batch(self, batch: Batch, timer: Timer) -> tuple[TokenScores, Neighbors | None]:
-        """Score one batch of windows and note where the time went."""
-        return self.remember(batch, *self.predict(batch, timer), timer)
+    def score_batch(self, batch: Batch, contexts: Tokens | None, timer: Timer) -> tuple[TokenScores, Neighbors | None]:
+        """Score one batch of windows and note where the time went; `contexts` are those of `contexts`."""
+        return self.remember(batch, contexts, self.predict(batch, timer), timer)
 
-    def predict(self, batch: Batch, timer: Timer) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float32]]:
-        """Run the LM: return log p of the targets, and the queries."""
+    def contexts(self, tokens: npt.NDArray[np.int32], bounds: Ints, windows: Windows) -> Tokens | None:
+        """Return what the adaptor wants to know of the tokens before the targets of some windows, if anything."""
+        if self.gate is None or not self.gate.needs_contexts:
+            return None
+        return last_tokens(tokens, bounds, windows.target_positions)
+
+    def predict(self, batch: Batch, timer: Timer) -> Predicted:
+        """Run the LM over a batch."""
         started = time.perf_counter()
-        scores = self.lm.score(batch, statistics=False)
-        log_lm, queries = scores.logp.double().cpu().numpy(), scores.keys.float().cpu().numpy()
+        scores = self.lm.score(batch, statistics=self.gate is not None and self.gate.needs_statistics)
+        conf, ent = (None if value is None else value.float().cpu().numpy() for value in (scores.conf, scores.ent))
+        predicted = Predicted(scores.logp.double().cpu().numpy(), scores.keys.float().cpu().numpy(), conf, ent)
         timer.lm += time.perf_counter() - started
-        return log_lm, queries
+        return predicted
 
     def remember(
-        self, batch: Batch, log_lm: npt.NDArray[np.float64], queries: npt.NDArray[np.float32], timer: Timer
+        self, batch: Batch, contexts: Tokens | None, predicted: Predicted, timer: Timer
     ) -> tuple[TokenScores, Neighbors | None]:
-        """Search the memory and mix what it says with what the LM said."""
-        if self.retriever is None:
-            nothing = np.full(len(log_lm), -np.inf)
-            return TokenScores(batch.targets, log_lm, nothing, log_lm, np.zeros(len(log_lm))), None
+        """Search the memory for the tokens that ask, and mix what it says with what the LM said.
+
+        The neighbours are those of the tokens that ask.
+        """
+        log_lm, count = predicted.log_lm, len(predicted.log_lm)
         started = time.perf_counter()
-        near = self.retriever.search(queries, self.k, ordered=False)
-        searched = time.perf_counter()
-        log_knn = log_p_knn(near.distances, near.tokens, batch.targets, self.temperature, near.weights)
-        logp = mix(log_lm, found(log_knn, log_lm, near.tokens), self.lam)
-        timer.search += searched - started
-        timer.mixing += time.perf_counter() - searched
-        return TokenScores(batch.targets, log_lm, log_knn, logp, np.full(len(logp), self.lam)), near
+        lam, asked = np.full(count, self.lam), np.full(count, self.retriever is not None)
+        if self.gate is not None:
+            lam = self.gate.weights(predicted.queries, predicted.conf, predicted.ent, contexts)
+            asked = lam > 0
+            timer.adaptor += time.perf_counter() - started
+        log_knn, logp, near = np.full(count, -np.inf), log_lm, None
+        if self.retriever is not None and asked.any():
+            started = time.perf_counter()
+            near = self.retriever.search(predicted.queries[asked], self.k, ordered=False)
+            searched = time.perf_counter()
+            ours = log_p_knn(near.distances, near.tokens, batch.targets[asked], self.temperature, near.weights)
+            log_knn[asked], logp = ours, log_lm.copy()
+            logp[asked] = mix(log_lm[asked], found(ours, log_lm[asked], near.tokens), lam[asked])
+            timer.search += searched - started
+            timer.mixing += time.perf_counter() - searched
+        return TokenScores(batch.targets, log_lm, log_knn, logp, lam, asked), near
 
     def score(self, text: str) -> TokenScores:
         """Score one text, from its second token on (the first after BOS, if the tokenizer has one)."""
@@ -198,7 +250,8 @@ class KNNLM:
         if self.retriever is None:
             out = model.generate(**inputs, **options)
         else:
-            with attach(self.lm, self.retriever, lam=self.lam, temperature=self.temperature, k=self.k):
+            policy: dict[str, Any] = {"lam": self.lam} if self.gate is None else {"gate": self.gate}
+            with attach(self.lm, self.retriever, temperature=self.temperature, k=self.k, **policy):
                 out = model.generate(**inputs, **options)
         out = getattr(out, "sequences", out).tolist()
         per = len(out) // len(rows)
@@ -228,16 +281,20 @@ class KNNLM:
         windows = plan_windows(np.array([0, len(ids)]), reading.window, reading.stride)
         if not len(windows):
             raise OptionError(f"the text has {len(ids)} token, expected at least two: a context and what follows it")
-        order, parts, near = [], [], []
+        order, parts, near, bounds = [], [], [], np.array([0, len(ids)])
         for rows in plan_batches(windows, SCORE_BATCH_TOKENS):
-            scores, neighbors = self.score_batch(fill_batch(ids, windows[rows]), Timer())
+            contexts = self.contexts(ids, bounds, windows[rows])
+            scores, neighbors = self.score_batch(fill_batch(ids, windows[rows]), contexts, Timer())
             order.append(windows[rows].target_positions)
             parts.append(scores)
             near.append(neighbors)
         rank = np.argsort(np.concatenate(order))
-        columns = {name: _joined(parts, name, rank) for name in ("tokens", "log_lm", "log_knn", "logp", "lam")}
-        joined = None if near[0] is None else Neighbors(*(_joined(near, name, rank) for name in Neighbors._fields))
-        return TokenScores(**columns), joined
+        scores = TokenScores(*(_joined(parts, column.name, rank) for column in fields(TokenScores)))
+        if all(part is None for part in near):
+            return scores, None
+        width = next(part.ids.shape[1] for part in near if part is not None)
+        spread = [_spread(part, one.asked, width) for part, one in zip(near, parts, strict=True)]
+        return scores, Neighbors(*(_joined(spread, name, rank) for name in Neighbors._fields))
 
     def reading(self, stride: int | None = None) -> Reading:
         """Return how this model cuts up text: framed and windowed as its store was; the stride is the window."""
@@ -267,6 +324,19 @@ def load_lm(store: Datastore, model: str | ModelSpec | LM | None = None) -> LM:
 def _joined(parts: Sequence[Any], name: str, rank: npt.NDArray[np.int64]) -> Any:
     columns = [getattr(part, name) for part in parts]
     return None if columns[0] is None else np.concatenate(columns)[rank]
+
+
+def _spread(near: Neighbors | None, asked: npt.NDArray[np.bool_], width: int) -> Neighbors:
+    """Give the tokens that did not ask a row without neighbours."""
+    rows = len(asked)
+    distances, tokens = np.full((rows, width), np.inf, np.float32), np.full((rows, width), -1, np.int32)
+    ids, weights = np.full((rows, width), -1, np.int64), None
+    if near is not None:
+        distances[asked], tokens[asked], ids[asked] = near.distances, near.tokens, near.ids
+    if near is not None and near.weights is not None:
+        weights = np.zeros((rows, width), np.int32)
+        weights[asked] = near.weights
+    return Neighbors(distances, tokens, weights, ids)
 
 
 def _left_padded(rows: list[list[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:

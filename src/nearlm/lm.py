@@ -29,6 +29,7 @@ from nearlm.windows import Batch
 
 PROBE_TOKENS = 32
 SLICE_BYTES = 64 << 20  # of full-vocabulary logits at a time
+_CACHED_BYTES = 3 << 19
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
 _NOT_THE_MODEL = (
     "transformers_version",
@@ -230,11 +231,28 @@ def _with_states(output: Any, states: Tensor) -> Any:
 
 def _statistics(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
     """Return log p(target), max p and the entropy of each row of logits."""
-    logp = logits.sub_(logits.logsumexp(-1, keepdim=True))
-    p = logp.exp()
-    conf = p.amax(-1)
-    ent = -p.mul_(logp).nan_to_num_(nan=0.0).sum(-1)  # 0 log 0 is 0
-    return logp.gather(-1, targets.to(logp.device, torch.int64)[:, None])[:, 0], conf, ent
+    chosen = logits.gather(-1, targets.to(logits.device, torch.int64)[:, None])[:, 0]
+    log_total, conf, ent = confidence_and_entropy(logits)
+    return chosen - log_total, conf, ent
+
+
+def confidence_and_entropy(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log Σ exp, max p and the entropy of rows of logits; on a CPU a few rows at a time, to stay in cache."""
+    rows = len(logits) if logits.device.type != "cpu" else _CACHED_BYTES // (logits.element_size() * logits.shape[-1])
+    parts = [_confidence_and_entropy(part) for part in torch.split(logits, max(1, rows))]
+    log_total, conf, ent = (torch.cat(column) for column in zip(*parts, strict=True))
+    return log_total, conf, ent
+
+
+def _confidence_and_entropy(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    largest = logits.amax(-1, keepdim=True)
+    below = logits - largest
+    p = below.exp()
+    total = p.sum(-1)
+    product = p.mul(below).sum(-1)
+    if product.isnan().any():
+        product = p.mul(below).nan_to_num(nan=0.0).sum(-1)  # 0 log 0 is 0
+    return total.log() + largest[:, 0], 1 / total, total.log() - product / total
 
 
 def _log_probability(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:

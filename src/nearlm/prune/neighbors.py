@@ -33,7 +33,7 @@ def ready_index(store: Datastore, name: str, quiet: bool) -> Json:
 
 def index_ram(store: Datastore, name: str) -> float:
     """Return how many bytes of RAM an index takes that is ready, and a block of searches in it."""
-    described = files.read_json(index_folder(store, name) / "index.json")
+    described = files.read_stamped(index_folder(store, name) / "index.json")
     return memory_needed(described)[0] + 12 * SEARCH_BLOCK * PAPER_K
 
 
@@ -104,7 +104,7 @@ def _search(store: Datastore, index: SearchIndex, seconds: float, name: str, pla
     speed = (len(store) - done) / max(time.monotonic() - began, 1e-9)
     reporter.say(f"searched {len(store) - done:,} records at {speed:,.0f} records/s")
     about = {**plan, "file": describe(file.path)}
-    files.write_json(folder / _ABOUT, about)
+    files.write_stamped(folder / _ABOUT, about)
     job.close()
     return about
 
@@ -121,7 +121,7 @@ def _about(store: Datastore, name: str) -> Json:
     folder = index_folder(store, name)
     if not (folder / _ABOUT).exists():
         return {}
-    about = files.read_json(folder / _ABOUT)
+    about = files.read_stamped(folder / _ABOUT)
     return about if _file(store, name, about["k"]).sound else {}
 
 

@@ -1,0 +1,1 @@
+"""Experiments: what the paper's tables and figures show, on any store and text."""
