@@ -35,15 +35,18 @@ def subprocess_run(*arguments: object, **options) -> subprocess.CompletedProcess
 # Help and version
 
 
+COMMANDS = "build info verify reduce prune index tune adapt eval ablate generate".split()
+
+
 def test_help_lists_the_commands(nearlm):
     code, out, err = nearlm("--help")
     assert (code, err) == (0, "")
     listed = re.findall(r"^  (\w+) ", out.split("Commands:")[1], re.M)
-    assert listed == ["build", "info", "verify", "reduce", "prune", "index", "tune", "adapt", "eval", "generate", "ablate"]
+    assert listed == COMMANDS
     assert nearlm() == (0, out, "")
 
 
-@pytest.mark.parametrize("command", ["build", "info", "verify", "reduce", "prune", "index", "tune", "adapt", "eval", "generate", "ablate"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_that_fits_80_columns(nearlm, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")
     code, out, err = nearlm(command, "--help")
