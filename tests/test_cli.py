@@ -39,7 +39,7 @@ def test_help_lists_the_commands(nearlm):
     code, out, err = nearlm("--help")
     assert (code, err) == (0, "")
     listed = re.findall(r"^  (\w+) ", out.split("Commands:")[1], re.M)
-    assert listed == ["build", "info", "verify", "index", "tune", "eval", "generate"]
+    assert listed == ["build", "info", "verify", "index", "tune", "adapt", "eval", "ablate", "generate"]
     assert nearlm() == (0, out, "")
 
 
