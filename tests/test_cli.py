@@ -35,7 +35,7 @@ def subprocess_run(*arguments: object, **options) -> subprocess.CompletedProcess
 # Help and version
 
 
-COMMANDS = "build info verify reduce prune index tune adapt eval ablate generate".split()
+COMMANDS = "build info verify reduce prune index tune adapt eval ablate sweep generate".split()
 
 
 def test_help_lists_the_commands(nearlm):
@@ -53,7 +53,7 @@ def test_every_command_has_help_that_fits_80_columns(nearlm, monkeypatch, comman
     assert (code, err) == (0, "")
     assert out.startswith(f"Usage: nearlm {command} ")
     assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith("    nearlm "))
-    assert "..." not in out.replace("[TEXT]...", "").replace("TEXT...", "")
+    assert "..." not in out.replace("[TEXT]...", "").replace("TEXT...", "").replace("{VALUE}...", "")
 
 
 def test_version(nearlm):

@@ -463,6 +463,59 @@ def ablate(
         print(found.table())
 
 
+@app.command("sweep")
+def sweep_store(
+    store: Store,
+    values: Annotated[list[float], typer.Argument(metavar="VALUE", help="The values to try.")],
+    over: Annotated[str, typer.Option(metavar="WHAT", help="dim, keep, neighbors, k or nprobe.")],
+    text: Texts,
+    method: Annotated[
+        str, typer.Option(metavar="HOW", help="With --over keep: random, kmeans, merge or rank.")
+    ] = "merge",
+    factory: Annotated[str, typer.Option(metavar="KIND", help="The index of every point, as for `index`.")] = "auto",
+    nprobe: Nprobe = None,
+    k: Annotated[int, typer.Option("--k", metavar="N", help="Neighbours of a token.")] = 1024,
+    out: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Where it works. [default: the store's name with -sweep]")
+    ] = None,
+    save_stores: Annotated[bool, typer.Option("--save-stores", help="Keep the stores that were made.")] = False,
+    figure: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Draw the points into a .png, .svg or .pdf.")
+    ] = None,
+    max_tokens: MaxTokens = None,
+    model: Model = None,
+    trust_remote_code: Trust = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    field: Field = "text",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Vary one thing of a store and measure what it costs."""
+    from pathlib import Path
+
+    from nearlm import report
+    from nearlm.datastore import Datastore
+    from nearlm.experiments.sweep import sweep
+    from nearlm.knnlm import load_lm
+    from nearlm.progress import Reporter
+
+    if figure:
+        report.check_figure(Path(figure))
+    opened = Datastore.open(store)
+    lm = load_lm(opened, _spec(opened, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code))
+    folder = Path(out) if out else opened.path.with_name(f"{opened.path.name}-sweep")
+    options: dict[str, Any] = {"method": method, "factory": factory, "k": k, "nprobe": nprobe, "field": field}
+    options |= {"save_stores": save_stores, "max_tokens": max_tokens, "reporter": Reporter(quiet), "out": folder}
+    found = sweep(lm, opened, over, values, text, **options)
+    if figure:
+        report.sweep_figure(found, Path(figure))
+    if as_json:
+        _show(found.to_json(), True)
+    else:
+        print(found.table())
+
+
 @app.command()
 def generate(
     store: Store,

@@ -40,9 +40,41 @@ def ablation_figure(found: Any, path: Path) -> None:
         side.grid(alpha=0.3)
     sides[0].set_ylabel("perplexity")
     sides[0].legend(fontsize=8)
+    _save(figure, path)
+
+
+def sweep_figure(found: Any, path: Path) -> None:
+    """Draw a sweep: perplexity against what was varied, and against searches/s with the Pareto front."""
+    plt = _pyplot()
+    figure, sides = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True, layout="constrained")
+    whole, points = found.points[0], sorted(found.points[1:], key=lambda point: point.value)
+    what = f"{found.over} ({found.method})" if found.method else found.over
+    values = [point.value for point in points]
+    sides[0].plot(values, [point.perplexity for point in points], "-o", color=COLOURS[0], markersize=5)
+    if values[0] > 0 and values[-1] / values[0] >= 8:
+        sides[0].set_xscale("log", base=2)
+    sides[0].set_xlabel(what)
+    sides[0].axhline(whole.perplexity, color="grey", linewidth=0.8, label="the store as it is")
+    front = sorted((point for point in found.points if point.pareto), key=lambda point: point.retrievals_per_second)
+    speeds = [point.retrievals_per_second for point in front]
+    sides[1].plot(speeds, [point.perplexity for point in front], "--", color=COLOURS[1], label="Pareto front")
+    sides[1].plot(whole.retrievals_per_second, whole.perplexity, "*", color="black", markersize=12, label="as it is")
+    for point in points:
+        at = (point.retrievals_per_second, point.perplexity)
+        sides[1].plot(*at, "o", color=COLOURS[0], markersize=5)
+        sides[1].annotate(f"{point.value:g}", at, xytext=(4, 4), textcoords="offset points", fontsize=8)
+    sides[1].set_xlabel("searches/s")
+    sides[0].set_ylabel("perplexity")
+    for side in sides:
+        side.grid(alpha=0.3)
+        side.legend(fontsize=8)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
     data = io.BytesIO()
     figure.savefig(data, format=path.suffix.lower()[1:], dpi=150)
-    plt.close(figure)
+    _pyplot().close(figure)
     files.write_bytes(path, data.getvalue())
 
 

@@ -85,6 +85,11 @@ def tune(
     return found
 
 
+def best_setting(trace: Trace) -> Point:
+    """Return the best λ and T for all neighbours of a trace."""
+    return _best_at(trace, trace.k, np.asarray(trace.lm.logp, np.float64))
+
+
 def tune_traces(traces: Sequence[Trace]) -> Tuning:
     """Search λ × T × k over one trace, or over one trace for each k where a smaller k is not part of a larger."""
     log_lm = np.asarray(traces[0].lm.logp, np.float64)

@@ -1,0 +1,257 @@
+"""What a smaller or cheaper store costs: one thing varied, everything else matched, point after point.
+
+Every point is measured alike: an index of the same kind, λ and T tuned on the text, searches timed by themselves. What
+has been measured is noted in the folder of the sweep, so that a sweep goes on after a kill; stores made for a point are
+removed when it has been measured, unless they are wanted.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearlm import files
+from nearlm.datastore import Datastore
+from nearlm.errors import OptionError
+from nearlm.files import Json
+from nearlm.index import choose_index
+from nearlm.indexing import build_index
+from nearlm.lm import LM
+from nearlm.progress import Reporter, size
+from nearlm.prune.pruning import METHODS, prune_store
+from nearlm.reduce import reduce_store
+from nearlm.retrieve import Retriever
+from nearlm.trace import LMTrace, Reading, read_text, trace_lm, trace_search
+from nearlm.tune import best_setting
+
+OVER = ("dim", "keep", "neighbors", "k", "nprobe")
+_NAME = "sweep"
+_TIMED = 4096  # queries
+_BATCH = 2048
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One store and setting: what it takes on disk, how fast it answers, and the best perplexity it gives."""
+
+    over: str
+    value: float | None
+    records: int
+    dim: int
+    k: int
+    nprobe: int | None
+    store_bytes: int
+    index_bytes: int
+    retrievals_per_second: float
+    perplexity: float
+    temperature: float
+    lam: float
+    pareto: bool = False
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All points, the store as it is first, and what they were measured with."""
+
+    over: str
+    method: str | None
+    factory: str
+    tokens: int
+    nlm_perplexity: float
+    points: list[SweepPoint]
+
+    def to_json(self) -> Json:
+        """Return everything as plain values."""
+        return asdict(self)
+
+    def table(self) -> str:
+        """Return the points, for people; those that no other beats in both speed and perplexity have a star."""
+        what = f"{self.over} ({self.method})" if self.method else self.over
+        rows = [
+            f"{self.tokens:,} tokens; the LM alone has perplexity {self.nlm_perplexity:.3f}; index {self.factory}",
+            f"{what:>18} {'records':>11} {'dim':>5} {'store':>9} {'index':>9} {'k':>5} {'nprobe':>6} "
+            f"{'searches/s':>10} {'perplexity':>10} {'T':>7} {'λ':>5}",
+        ]
+        for point in self.points:
+            value = "as it is" if point.value is None else f"{point.value:g}"
+            rows.append(
+                f"{'*' if point.pareto else ' '}{value:>17} {point.records:11,} {point.dim:5} "
+                f"{size(point.store_bytes):>9} {size(point.index_bytes):>9} {point.k:5} {point.nprobe or '-':>6} "
+                f"{point.retrievals_per_second:10,.0f} {point.perplexity:10.3f} {point.temperature:7g} {point.lam:5g}"
+            )
+        return "\n".join(rows)
+
+
+def sweep(
+    lm: LM,
+    store: Datastore,
+    over: str,
+    values: Sequence[float],
+    texts: str | Sequence[str],
+    *,
+    out: Path,
+    method: str = "merge",
+    factory: str = "auto",
+    k: int = 1024,
+    nprobe: int | None = None,
+    save_stores: bool = False,
+    max_tokens: int | None = None,
+    reporter: Reporter | None = None,
+    **corpus_options: Any,
+) -> Sweep:
+    """Vary one thing of a store and measure each point on a text."""
+    reporter = reporter or Reporter(quiet=True)
+    _check(store, over, values, method, factory, nprobe)
+    reading = Reading.of_store(store.manifest)
+    text = read_text(texts, lm.tokenizer, reading, max_tokens=max_tokens, reporter=reporter, **corpus_options)
+    traced = trace_lm(lm, text, reading, reporter)
+    name = _method_of(over, method)
+    setting = {"over": over, "method": name, "factory": factory, "k": k, "nprobe": nprobe, "text": text.sha256}
+    out.mkdir(parents=True, exist_ok=True)
+    with files.lock(out):
+        notes = _Notes(out, {**setting, "store": store.manifest["checksum"], "trace": traced.key})
+        bench = _Bench(store, traced, factory, k, nprobe, out, notes, save_stores, reporter)
+        points = [bench.point(over, None, name)]
+        for number, value in enumerate(values, 1):
+            reporter.say(f"point {number} of {len(values)}: {over} {value:g}")
+            points.append(bench.point(over, value, name))
+        notes.close()
+    nlm = float(np.exp(-np.mean(traced.logp, dtype=np.float64)))
+    return Sweep(over, name, factory, len(traced), nlm, pareto_front(points))
+
+
+def pareto_front(points: Sequence[SweepPoint]) -> list[SweepPoint]:
+    """Mark the points that no other beats in speed and perplexity alike."""
+
+    def beaten(one: SweepPoint) -> bool:
+        return any(
+            other.perplexity <= one.perplexity
+            and other.retrievals_per_second >= one.retrievals_per_second
+            and (other.perplexity, other.retrievals_per_second) != (one.perplexity, one.retrievals_per_second)
+            for other in points
+        )
+
+    return [replace(point, pareto=not beaten(point)) for point in points]
+
+
+def searches_per_second(retriever: Retriever, queries: npt.NDArray[np.floating[Any]], k: int) -> float:
+    """Time searches alone, in batches as evaluation makes them; the best of three passes."""
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        for start in range(0, len(queries), _BATCH):
+            retriever.search(queries[start : start + _BATCH], k, ordered=False)
+        times.append(time.perf_counter() - started)
+    return len(queries) / min(times)
+
+
+def _method_of(over: str, method: str) -> str | None:
+    return {"keep": method, "neighbors": "merge"}.get(over)
+
+
+def _check(store: Datastore, over: str, values: Sequence[float], method: str, factory: str, nprobe: int | None) -> None:
+    """Refuse, before the work, what cannot be swept."""
+    if over not in OVER:
+        raise OptionError(f"--over is {over!r}, expected one of {', '.join(OVER)}")
+    if method not in METHODS:
+        raise OptionError(f"--method is {method!r}, expected one of {', '.join(METHODS)}")
+    if not values:
+        raise OptionError(f"--over {over} needs values to try, e.g. nearlm sweep STORE 0.2 0.4 --over keep --text …")
+    for value in values:
+        if over == "keep" and not 0 < value < 1:
+            raise OptionError(f"--over keep has {value:g}, expected shares between 0 and 1")
+        if over != "keep" and (value < 1 or value != int(value)):
+            raise OptionError(f"--over {over} has {value:g}, expected whole numbers from 1 on")
+        if over == "dim" and value > store.dim:
+            raise OptionError(f"--over dim has {value:g}, expected at most {store.dim}, the width of the store's keys")
+    spec = choose_index(factory, len(store), store.dim, nprobe)
+    if over == "nprobe" and spec.nprobe is None:
+        raise OptionError(f"an index of kind {factory!r} has no lists at this size, so --over nprobe means nothing")
+
+
+class _Notes:
+    """The points measured so far, on disk."""
+
+    def __init__(self, folder: Path, setting: Json):
+        self.job = files.Job(folder, f"{_NAME}-{files.canonical_hash(setting)[:12]}")
+        if not self.job.started:
+            self.job.begin(setting)
+
+    def get(self, name: str, measure: Callable[[], SweepPoint]) -> SweepPoint:
+        """Return a point that has been measured, or measure and note it."""
+        noted = self.job.state(name)
+        if not noted:
+            noted = asdict(measure())
+            self.job.note(name, noted)
+        return SweepPoint(**noted)
+
+    def close(self) -> None:
+        """Forget the points: a sweep that is asked for again is measured again."""
+        self.job.close()
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """Makes and measures points."""
+
+    store: Datastore
+    traced: LMTrace
+    factory: str
+    k: int
+    nprobe: int | None
+    out: Path
+    notes: _Notes
+    save_stores: bool
+    reporter: Reporter
+
+    def point(self, over: str, value: float | None, method: str | None) -> SweepPoint:
+        """Measure one value, or the store as it is."""
+        name = f"{method or over}-{'all' if value is None else f'{value:g}'}"
+
+        def measured() -> SweepPoint:
+            if value is None or over in ("k", "nprobe"):
+                k = int(value) if over == "k" and value else self.k
+                nprobe = int(value) if over == "nprobe" and value else self.nprobe
+                return self.measure(self.store, over, value, k, nprobe)
+            made = self.derived(over, value, method, self.out / name)
+            point = self.measure(made, over, value, self.k, self.nprobe)
+            if not self.save_stores:
+                files.remove(made.path)
+            return point
+
+        return self.notes.get(name, measured)
+
+    def derived(self, over: str, value: float, method: str | None, folder: Path) -> Datastore:
+        """Make the store of a point."""
+        quiet = self.reporter.quiet
+        if over == "dim":
+            return reduce_store(self.store, int(value), folder, quiet=quiet)
+        options: dict[str, Any] = {"neighbors": int(value)} if over == "neighbors" else {"keep": value}
+        return prune_store(self.store, method or "merge", folder, quiet=quiet, **options)
+
+    def measure(self, store: Datastore, over: str, value: float | None, k: int, nprobe: int | None) -> SweepPoint:
+        """Index, search, tune and time one store."""
+        index = f"{_NAME}-{self.factory}".replace(",", "-")
+        described = build_index(store, self.factory, name=index, quiet=self.reporter.quiet)
+        retriever = Retriever(store, index, nprobe=nprobe if described["spec"]["nprobe"] else None)
+        trace = trace_search(self.traced, retriever, k, self.reporter)
+        best = best_setting(trace)
+        speed = searches_per_second(retriever, np.asarray(self.traced.keys[:_TIMED]), k)
+        return SweepPoint(
+            over,
+            value,
+            len(store),
+            store.dim,
+            trace.k,
+            retriever.index.nprobe,
+            store.bytes,
+            sum(file["bytes"] for file in described["files"].values()),
+            round(speed, 1),
+            best.perplexity,
+            best.temperature,
+            best.lam,
+        )
