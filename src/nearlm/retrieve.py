@@ -1,7 +1,6 @@
 """Queries → neighbours: search an index, look up tokens and weights, and re-score with the stored keys if asked."""
 
 import contextlib
-import mmap
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -9,9 +8,7 @@ import faiss
 import numba
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from nearlm import files
 from nearlm.arrays import ArrayFile
 from nearlm.datastore import Datastore
 from nearlm.errors import OptionError
@@ -19,9 +16,9 @@ from nearlm.files import Json
 from nearlm.index import DEFAULT, PAPER_K, index_folder, memory_needed, open_index
 from nearlm.lineage import open_parent, parent_records
 from nearlm.progress import Reporter, size
+from nearlm.rescore import Rescorer
 
 DISTANCES = ("index", "store", "parent")
-_RESCORE_QUERIES = 64
 
 
 class Neighbors(NamedTuple):
@@ -64,6 +61,7 @@ class Retriever:
             self.index.set_nprobe(nprobe)
         self._exact = open_parent(store) if distances == "parent" else store
         self._exact_ids = parent_records(store, self._exact) if distances == "parent" else None
+        self._rescorer = Rescorer(self._exact.keys) if distances != "index" else None
         self._values = self._column("values")
         self._weights = self._column("weights") if store.weighted else None
 
@@ -94,7 +92,7 @@ class Retriever:
             k = min(k or self.default_k(), self.max_k)
             D, ids = self.index.search(self.store.project(queries), k, ordered=ordered)
             if self.distances != "index":
-                D, ids = self._rescored(self._exact.project(queries), ids)
+                D, ids = self._rescored(self._exact.project(queries), ids, ordered)
         return self.neighbors(D, ids)
 
     def neighbors(self, distances: npt.NDArray[np.float32], ids: npt.NDArray[np.integer[Any]]) -> Neighbors:
@@ -119,33 +117,16 @@ class Retriever:
         }
 
     def _rescored(
-        self, queries: npt.NDArray[np.float32], ids: npt.NDArray[np.int64]
+        self, queries: npt.NDArray[np.float32], ids: npt.NDArray[np.int64], ordered: bool
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Replace the index's distances by true ones and sort anew, some queries at a time."""
-        out = np.empty(ids.shape, np.float32)
-        for start in range(0, len(ids), _RESCORE_QUERIES):
-            part = slice(start, start + _RESCORE_QUERIES)
-            unique, inverse = np.unique(ids[part], return_inverse=True)
-            unique = np.maximum(unique, 0)
-            if self._exact_ids is not None:
-                unique = self._exact_ids[unique]
-            self._read_ahead(unique)
-            rows = torch.from_numpy(self._exact.keys.take(unique)).float().numpy()
-            _distance_kernel(queries[part], rows, inverse.reshape(ids[part].shape), out[part])
-        out[ids < 0] = np.inf
-        order = np.argsort(out, axis=1, kind="stable")
-        return np.take_along_axis(out, order, 1), np.take_along_axis(ids, order, 1)
-
-    def _read_ahead(self, ids: npt.NDArray[np.int64]) -> None:
-        """Ask the system for the pages of some records before they are read, so that a cold disk works in parallel."""
-        first = 0
-        for shard in self._exact.keys.shards:
-            here = ids[np.searchsorted(ids, first) : np.searchsorted(ids, first + len(shard))] - first
-            first += len(shard)
-            mapped = getattr(shard, "_mmap", None)
-            if mapped is not None and len(here):
-                for begin, length in _page_runs(here, shard.nbytes // len(shard), files.NPY_HEADER):
-                    mapped.madvise(mmap.MADV_WILLNEED, begin, min(length, len(mapped) - begin))
+        """Replace the index's distances by true ones, and sort anew if the order matters."""
+        assert self._rescorer
+        there = ids if self._exact_ids is None else np.where(ids < 0, -1, self._exact_ids[ids])
+        D = self._rescorer.distances(queries, there)
+        if not ordered:
+            return D, ids
+        order = np.argsort(D, axis=1, kind="stable")
+        return np.take_along_axis(D, order, 1), np.take_along_axis(ids, order, 1)
 
     def _column(self, name: str) -> npt.NDArray[np.int32]:
         path = index_folder(self.store, self.name) / self.described["data"] / f"{name}.npy"
@@ -164,24 +145,3 @@ class Retriever:
         finally:
             faiss.omp_set_num_threads(before[0])
             numba.set_num_threads(before[1])
-
-
-def _page_runs(rows: npt.NDArray[np.int64], width: int, offset: int) -> list[tuple[int, int]]:
-    """Return the runs of pages (begin, length in bytes) that hold some rows of a file."""
-    first = (rows * width + offset) // mmap.PAGESIZE
-    last = ((rows + 1) * width + offset - 1) // mmap.PAGESIZE
-    cut = np.flatnonzero(first[1:] > last[:-1] + 1) + 1
-    begins, ends = first[np.concatenate(([0], cut))], last[np.concatenate((cut - 1, [len(rows) - 1]))]
-    return [(int(b) * mmap.PAGESIZE, int(e - b + 1) * mmap.PAGESIZE) for b, e in zip(begins, ends, strict=True)]
-
-
-@numba.njit(cache=True, parallel=True, nogil=True, fastmath=True)
-def _distance_kernel(queries, rows, inverse, out):  # type: ignore[no-untyped-def]
-    for i in numba.prange(len(queries)):
-        for j in range(inverse.shape[1]):
-            total = np.float32(0)
-            row = rows[inverse[i, j]]
-            for d in range(queries.shape[1]):
-                difference = row[d] - queries[i, d]
-                total += difference * difference
-            out[i, j] = total
