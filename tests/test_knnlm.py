@@ -109,6 +109,19 @@ def test_attach_recomputes_the_loss_and_always_unhooks(knnlm):
     assert "forward" not in vars(knnlm.lm.model)
 
 
+@pytest.mark.parametrize("wrong", [{"lam": 1.5}, {"lam": 0.5, "temperature": 0.0}, {"lam": 0.5, "k": 0}, {}])
+def test_attach_refuses_what_makes_no_mixture(knnlm, wrong):
+    with pytest.raises(OptionError, match="expected|needs either"), attach(knnlm.lm, knnlm.retriever, **wrong):
+        pass
+    assert "forward" not in vars(knnlm.lm.model)
+
+
+def test_attach_refuses_a_model_that_did_not_make_the_store(knnlm):
+    other = LM(make_llama(hidden_size=16), knnlm.lm.tokenizer)
+    with pytest.raises(ModelError, match="another architecture"), attach(other, knnlm.retriever, lam=0.5):
+        pass
+
+
 def test_attach_follows_logits_to_keep(knnlm):
     ids = torch.tensor([[0, *knnlm.lm.tokenizer(PROMPTS[1])["input_ids"]]])
     with attach(knnlm.lm, knnlm.retriever, lam=0.5, temperature=3.0, k=32) as model, torch.no_grad():

@@ -73,11 +73,27 @@ def attach(
             del model.forward
 
 
+def check_mixing(lam: float, temperature: float, k: int | None) -> None:
+    """Refuse a λ, T or k that makes no mixture."""
+    if not 0 <= lam <= 1:
+        raise OptionError(f"--lam is {lam}, expected 0 to 1")
+    if not temperature > 0:
+        raise OptionError(f"--temperature is {temperature}, expected more than 0")
+    if k is not None and k < 1:
+        raise OptionError(f"--k is {k}, expected at least 1")
+
+
 def _mixer(
     lm: LM, retriever: Retriever, lam: float | None, temperature: float | None, k: int | None, gate: Gate | None
 ) -> "Mixer":
     if (lam is None) == (gate is None):
         raise OptionError("attach needs either lam, one λ for all tokens, or the gate of an adaptor")
+    check_mixing(lam or 0.0, 1.0 if temperature is None else temperature, k)
+    made_by = retriever.store.manifest["model"]
+    if lm.fingerprint() != made_by["fingerprint"]:
+        raise ModelError(
+            f"{retriever.store.path} was built with {made_by['name']}, {lm.name} is another architecture or size"
+        )
     if gate is None:
         return Mixer(retriever, 1.0 if temperature is None else temperature, k, lam=lam or 0.0)
     settings = gate.adaptor.settings

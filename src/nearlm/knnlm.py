@@ -12,7 +12,7 @@ import torch
 
 from nearlm import files
 from nearlm.adaptor import Adaptor, Gate
-from nearlm.attaching import attach
+from nearlm.attaching import attach, check_mixing
 from nearlm.datastore import Context, Datastore
 from nearlm.errors import OptionError
 from nearlm.index import DEFAULT, index_folder
@@ -90,12 +90,7 @@ class KNNLM:
         k: int | None = None,
         gate: Gate | None = None,
     ):
-        if not 0 <= lam <= 1:
-            raise OptionError(f"--lam is {lam}, expected 0 to 1")
-        if not temperature > 0:
-            raise OptionError(f"--temperature is {temperature}, expected more than 0")
-        if k is not None and k < 1:
-            raise OptionError(f"--k is {k}, expected at least 1")
+        check_mixing(lam, temperature, k)
         self.lm, self.store, self.retriever = lm, store, retriever
         self.lam, self.temperature, self.k = (lam if retriever else 0.0), temperature, k
         self.gate = gate if retriever else None
