@@ -9,6 +9,7 @@ as is done when they fit in memory; "asked for by batch" is what larger stores d
 """
 
 import argparse
+import gc
 import json
 import os
 import time
@@ -29,6 +30,15 @@ def forget(store: Datastore) -> None:
         os.close(descriptor)
 
 
+def found(args: argparse.Namespace, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return queries of one stretch of the store, and the neighbours that the index finds for them."""
+    rng, store = np.random.default_rng(seed), Datastore.open(args.store)
+    start = int(rng.integers(0, len(store) - args.queries))
+    queries = store.keys[start : start + args.queries].astype(np.float32)
+    queries += rng.normal(0, 0.05 * queries.std(), queries.shape).astype(np.float32)
+    return queries, Retriever(store, args.index).search(queries, args.k).ids
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store")
@@ -37,27 +47,21 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=1024)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    rng, plain = np.random.default_rng(0), Datastore.open(args.store)
-    searcher = Retriever(plain, args.index)
-    rows = []
-    for name, in_memory, ahead, cold in (
+    cases = (
         ("warm", True, True, False),
         ("cold, asked for once", True, True, True),
         ("cold, asked for by batch", False, True, True),
         ("cold, not asked for", False, False, True),
-    ):
-        start = int(rng.integers(0, len(plain) - args.queries))
-        queries = plain.keys[start : start + args.queries].astype(np.float32)
-        queries += rng.normal(0, 0.05 * queries.std(), queries.shape).astype(np.float32)
-        ids = searcher.search(queries, args.k).ids
-        store = Datastore.open(args.store)
+    )
+    asked = [found(args, seed) for seed in range(len(cases))]
+    gc.collect()  # a file that is still mapped cannot be forgotten
+    rows = []
+    for (name, in_memory, ahead, cold), (queries, ids) in zip(cases, asked, strict=True):
         rescore._fits = lambda count, fits=in_memory: fits
         if not ahead:
             rescore.Rescorer._read_ahead = lambda self, ids: None
+        store = Datastore.open(args.store)
         if cold:
-            del plain
-            forget(store)
-            plain = store = Datastore.open(args.store)
             forget(store)
         started = time.perf_counter()
         scorer = rescore.Rescorer(store.keys)
@@ -68,6 +72,8 @@ def main() -> None:
         seconds = time.perf_counter() - started
         rows.append({"keys": name, "tokens_per_second": round(args.queries / seconds, 1)})
         print(rows[-1], flush=True)
+        del scorer, store
+        gc.collect()
     if args.json:
         print(json.dumps(rows))
 

@@ -111,7 +111,7 @@ def test_attach_recomputes_the_loss_and_always_unhooks(knnlm):
 
 @pytest.mark.parametrize("wrong", [{"lam": 1.5}, {"lam": 0.5, "temperature": 0.0}, {"lam": 0.5, "k": 0}, {}])
 def test_attach_refuses_what_makes_no_mixture(knnlm, wrong):
-    with pytest.raises(OptionError, match="expected|needs either"), attach(knnlm.lm, knnlm.retriever, **wrong):
+    with pytest.raises(OptionError, match=r"expected|needs either"), attach(knnlm.lm, knnlm.retriever, **wrong):
         pass
     assert "forward" not in vars(knnlm.lm.model)
 
