@@ -117,3 +117,9 @@ def test_nonsense_is_refused_before_the_work(store, lm, texts, tmp_path, over, v
     with pytest.raises(OptionError, match=message):
         sweep(lm, store, over, values, str(texts / "valid.txt"), out=tmp_path / "s", **options)
     assert not (tmp_path / "s").exists()
+
+
+def test_a_share_that_merging_cannot_reach_is_left_out(store, lm, texts, tmp_path):
+    found = sweep(lm, store, "keep", [0.0001, 0.9], str(texts / "valid.txt"), out=tmp_path / "s", k=32)
+    assert [point.value for point in found.points] == [None, 0.9]
+    assert "the least that can be reached" in found.left_out["0.0001"] and "left out" in found.table()

@@ -63,6 +63,7 @@ class Sweep:
     tokens: int
     nlm_perplexity: float
     points: list[SweepPoint]
+    left_out: dict[str, str]
 
     def to_json(self) -> Json:
         """Return everything as plain values."""
@@ -83,6 +84,7 @@ class Sweep:
                 f"{size(point.store_bytes):>9} {size(point.index_bytes):>9} {point.k:5} {point.nprobe or '-':>6} "
                 f"{point.retrievals_per_second:10,.0f} {point.perplexity:10.3f} {point.temperature:7g} {point.lam:5g}"
             )
+        rows += [f" {value:>17} left out: {why}" for value, why in self.left_out.items()]
         return "\n".join(rows)
 
 
@@ -115,13 +117,17 @@ def sweep(
     with files.lock(out):
         notes = _Notes(out, {**setting, "store": store.manifest["checksum"], "trace": traced.key})
         bench = _Bench(store, traced, factory, k, nprobe, out, notes, save_stores, reporter)
-        points = [bench.point(over, None, name)]
+        points, left_out = [bench.point(over, None, name)], {}
         for number, value in enumerate(values, 1):
             reporter.say(f"point {number} of {len(values)}: {over} {value:g}")
-            points.append(bench.point(over, value, name))
+            try:
+                points.append(bench.point(over, value, name))
+            except OptionError as error:  # e.g. merging that cannot get down to so few records
+                left_out[f"{value:g}"] = str(error)
+                reporter.say(f"left out: {error}")
         notes.close()
     nlm = float(np.exp(-np.mean(traced.logp, dtype=np.float64)))
-    return Sweep(over, name, factory, len(traced), nlm, pareto_front(points))
+    return Sweep(over, name, factory, len(traced), nlm, pareto_front(points), left_out)
 
 
 def pareto_front(points: Sequence[SweepPoint]) -> list[SweepPoint]:
