@@ -35,6 +35,7 @@ from nearlm.index import (
     write_parts,
 )
 from nearlm.knnlm import load_lm
+from nearlm.linear import linear_transform, matrix, principal_axes
 from nearlm.mix import log_p_knn, mix, perplexity
 from nearlm.progress import Reporter
 from nearlm.trace import Reading, read_text, trace_lm
@@ -158,7 +159,13 @@ def opened(kind: Kind, store: Datastore, folder: Path) -> tuple[SearchIndex, obj
     index = empty_index(kind.spec, store.dim)
     ids = np.random.default_rng(0).choice(len(store), sample_size(kind.spec, len(store)), replace=False)
     sample = store.keys.take(np.sort(ids)).astype(np.float32)
-    train_index(index, sample)
+    if "SQ8" in kind.spec.factory or not kind.spec.pca:
+        train_index(index, sample)
+    else:  # product quantisers want dimensions that are alike
+        axes, shift = matrix(principal_axes(sample, kind.spec.pca, kind.spec.eigen_power))
+        rotation, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(kind.spec.pca,) * 2))
+        index.transform = linear_transform(rotation @ axes, rotation @ shift)
+        index.faiss.train(index.transformed(sample))
     second = faiss.index_factory(kind.spec.pca, "SQ8") if kind.second else None
     if second is not None:
         second.train(index.transformed(sample))
