@@ -133,7 +133,7 @@ def test_summary_is_what_the_store_holds(kept: Path):
     assert summary["records"] == len(store)
     assert summary["documents"] == 6
     assert summary["tokens"] == len(store.tokens)
-    assert summary["texts"] == "texts, rows.jsonl"
+    assert summary["texts"] == ["texts", "rows.jsonl"]
     assert summary["bytes"] == sum((kept / name).stat().st_size for name in store.manifest["files"])
     assert not summary["unfinished_append"]
     json.dumps(summary)

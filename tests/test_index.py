@@ -16,6 +16,7 @@ from nearlm.extract import build
 from nearlm.index import (
     IndexSpec,
     choose_index,
+    faiss_index,
     open_index,
     paper_code_bytes,
     paper_nlist,
@@ -130,6 +131,18 @@ def test_the_automatic_index_scans_whitened_keys(store, queries, monkeypatch):
     np.testing.assert_array_equal(retriever.search(queries, 30).ids, most.ids[:, :30])
     unordered = retriever.search(queries, 60, ordered=False)
     np.testing.assert_array_equal(np.sort(unordered.ids), np.sort(most.ids))
+
+
+@pytest.mark.parametrize("kind", ["auto", "IVF16,PQ8", "flat"])
+def test_an_index_can_be_had_as_plain_faiss(store, queries, monkeypatch, kind):
+    monkeypatch.setattr(index_module, "_SMALL", 0)
+    build_index(store, kind, name="plain", nprobe=64, quiet=True)
+    index = faiss_index(store, "plain")
+    assert index.ntotal == len(store)
+    distances, ids = index.search(queries, 20)
+    found = Retriever(store, "plain").search(queries, 20)
+    np.testing.assert_allclose(distances, found.distances, rtol=1e-3, atol=1e-2)
+    assert np.mean(ids == found.ids) > 0.95
 
 
 @pytest.mark.parametrize("power", [0.0, -0.25, -0.5])

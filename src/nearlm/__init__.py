@@ -14,6 +14,7 @@ __all__ = [
     "attach",
     "build",
     "build_index",
+    "faiss_index",
     "prune_store",
     "reduce_store",
 ]
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from nearlm.datastore import Datastore
     from nearlm.errors import NearLMError
     from nearlm.extract import build
+    from nearlm.index import faiss_index
     from nearlm.indexing import build_index
     from nearlm.knnlm import KNNLM
     from nearlm.lm import LM
@@ -43,6 +45,7 @@ _HOMES = {
     "attach": "attaching",
     "build": "extract",
     "build_index": "indexing",
+    "faiss_index": "index",
     "prune_store": "prune.pruning",
     "reduce_store": "reduce",
 }

@@ -606,8 +606,10 @@ def _show(values: dict[str, Any], as_json: bool) -> None:
 
 
 def _worded(value: Any) -> str:
-    if value is None:
+    if value is None or value == []:
         return "none"
+    if isinstance(value, list):
+        return ", ".join(map(_worded, value))
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

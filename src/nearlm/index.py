@@ -147,6 +147,15 @@ def open_index(store: Datastore, name: str = DEFAULT) -> tuple[SearchIndex, Json
     return read_parts(folder / described["data"], IndexSpec(**described["spec"])), described
 
 
+def faiss_index(store: Datastore, name: str = DEFAULT) -> Any:
+    """Return an index as plain FAISS in memory, for other tools; its queries are like the stored keys."""
+    _, described = open_index(store, name)
+    index = load_parts(index_folder(store, name) / described["data"], IndexSpec(**described["spec"]))
+    if index.transform is None:
+        return index.faiss
+    return faiss.IndexPreTransform(index.transform, index.faiss)  # it keeps both alive
+
+
 def gpus() -> int:
     """Return how many GPUs FAISS can use: none unless GPU FAISS is installed."""
     return int(getattr(faiss, "get_num_gpus", int)())
