@@ -76,7 +76,6 @@ def zoo(records: int, dim: int) -> list[Kind]:
         kind(f"IVF{n},PQ64x4fsr", 128, -0.25, 16, second=True),
         kind(f"IVF{n},RaBitQfs", 192, -0.25, 16, second=True),
         kind(f"OPQ64_128,IVF{n},PQ64x4fs", 192, -0.25, 16),
-        kind(f"IVF{n},RQ8x8", 128, -0.25, 16),
         # whole lists of 8-bit codes, scanned in batches
         kind(f"IVF{n},SQ8", 256, 0, 8, 16),
         kind(f"IVF{n},SQ8", 64, -0.25, 8, 16),
