@@ -106,3 +106,36 @@ def test_only_8_bit_lists_with_l2_can_be_scanned():
     for factory in ("IVF4,SQ4", "IVF4,PQ4", "Flat", "PCA8,IVF4,SQ8", "SQ8"):
         assert not can_scan(faiss.index_factory(16, factory))
     assert not can_scan(faiss.index_factory(16, "IVF4,SQ8", faiss.METRIC_INNER_PRODUCT))
+
+
+def test_queries_that_are_no_numbers_have_no_neighbours(tmp_path):
+    index, queries = make_index(500, 8, 4)
+    scan, _ = scan_of(index, tmp_path)
+    nothing = np.full((1, 8), np.nan, np.float32)
+    distances, ids = scan.search(nothing, 5, 2)
+    assert (ids == -1).all() and np.isinf(distances).all()
+    mixed = scan.search(np.concatenate([queries[:2], nothing, queries[2:4]]), 5, 2)[1]
+    assert (mixed[2] == -1).all()
+    np.testing.assert_array_equal(mixed[[0, 1, 3, 4]], scan.search(queries[:4], 5, 2)[1])
+
+
+def test_many_candidates_are_searched_in_parts(tmp_path, monkeypatch):
+    index, queries = make_index(2000, 8, 4)
+    scan, _ = scan_of(index, tmp_path)
+    whole = scan.search(queries, 20, 4)
+    monkeypatch.setattr("nearlm.scan._CANDIDATES", 5000)
+    for mine, theirs in zip(scan.search(queries, 20, 4), whole, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_lists_are_plain_arrays(tmp_path):
+    index, _ = make_index(300, 8, 4)
+    write_lists(index, tmp_path)
+    loaded = {path.stem: np.load(path, allow_pickle=False) for path in tmp_path.glob("*.npy")}
+    assert {name: array.shape for name, array in loaded.items()} == {
+        "offsets": (5,),
+        "ids": (300,),
+        "codes": (300, 8),
+        "bias": (300,),
+    }
+    assert sorted(loaded["ids"]) == list(range(300))

@@ -72,13 +72,14 @@ def test_a_killed_sweep_goes_on(store, lm, texts, tmp_path, monkeypatch):
         sweep(lm, store, "keep", [0.5, 0.25], valid, **options)
     found = sweep(lm, store, "keep", [0.5, 0.25], valid, **options)
     assert measured == [None, 0.5, 0.25, 0.25]
+    assert store.indexes == [] and not list((tmp_path / "s").glob("*/manifest.json"))
     assert [point.value for point in found.points] == [None, 0.5, 0.25]
     assert [point.records for point in found.points[1:]] == [round(len(store) * share) for share in (0.5, 0.25)]
 
 
 def test_the_front_holds_what_nothing_beats():
     def point(speed, ppl):
-        return SweepPoint("k", 1, 1, 1, 1, None, 1, 1, speed, ppl, 1.0, 0.5)
+        return SweepPoint("k", 1, 1, 1, 1, None, 1, 1, speed, ppl, 1.0, 0.5, "Flat")
 
     points = [point(10, 5.0), point(20, 6.0), point(15, 7.0), point(20, 6.0), point(5, 4.9), point(5, 5.1)]
     assert [one.pareto for one in pareto_front(points)] == [True, True, False, True, True, False]
@@ -110,6 +111,8 @@ def test_the_command_prints_writes_and_draws(nearlm, store, texts, tmp_path):
         ("dim", [9999], {}, "at most 32"),
         ("k", [0], {}, "whole numbers"),
         ("keep", [0.5], {"method": "luck"}, "--method is 'luck'"),
+        ("dim", [8], {"method": "merge"}, "--method means nothing"),
+        ("keep", [0.5], {"k": 0}, "--k is 0"),
         ("nprobe", [2], {"factory": "flat"}, "no lists"),
     ],
 )

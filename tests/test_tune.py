@@ -150,3 +150,11 @@ def test_old_traces_make_room_for_new_ones(lm, store, valid, monkeypatch, tmp_pa
     monkeypatch.setenv("NEARLM_TRACE_GB", "plenty")
     with pytest.raises(OptionError, match="NEARLM_TRACE_GB"):
         traced(lm, store, valid, k=16)
+
+
+def test_a_trace_with_an_array_gone_is_made_again(lm, store, valid, monkeypatch, tmp_path):
+    monkeypatch.setenv("NEARLM_CACHE", str(tmp_path))
+    expected = traced(lm, store, valid).log_p_knn(2.0)
+    for path in (*tmp_path.glob("traces/lm-*/keys.npy"), *tmp_path.glob("traces/search-*/ids.npy")):
+        path.unlink()
+    np.testing.assert_array_equal(traced(lm, store, valid).log_p_knn(2.0), expected)

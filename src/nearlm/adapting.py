@@ -92,6 +92,7 @@ def learn(
         "text": text.sha256,
     }
     plan = {**made_from, "shape": shape.to_json(), "training": asdict(training)}
+    plan |= {"settings": asdict(settings), "trace": trace.lm.key}
     if not job.started or job.plan() != plan:
         job.begin(plan)
     tried = [_trained(job, shape, examples, split, a, training, reporter) for a in grid]
@@ -135,8 +136,8 @@ def judged(network: AdaptorNetwork, examples: Examples, split: Split, objective:
     It is, if it predicts enough held-out tokens better than the best constant λ of the training tokens does, by more
     than two standard errors of the difference.
     """
-    train, held = examples[split.train], examples[split.held]
-    constant = best_constant(train.log_lm, train.log_knn)
+    held = examples[split.held]
+    constant = best_constant(examples.log_lm[split.train], examples.log_knn[split.train])
     log_lam = network.log_weights(held.keys, held.scalars)[:, 0]
     plain = mix(held.log_lm, held.log_knn, constant)
     gain = mix(held.log_lm, held.log_knn, np.exp(log_lam)) - plain

@@ -13,7 +13,7 @@ import typer
 from nearlm import __version__
 from nearlm.errors import NearLMError
 
-_GOES_ON = {"build", "reduce", "prune"}
+_GOES_ON = {"build", "reduce", "prune", "index", "tune", "adapt", "ablate", "sweep"}
 app = typer.Typer(
     name="nearlm",
     help="Give any Hugging Face causal LM a memory of your text.",
@@ -455,12 +455,12 @@ def ablate(
     options: dict[str, Any] = {"valid": valid or (), "valid_tokens": valid_tokens, "max_tokens": max_tokens}
     texts = [*text, *(more_text or ())]
     found = take_apart(lm, opened, texts, adaptor=adaptor, reporter=Reporter(quiet), field=field, **options)
-    if figure:
-        report.ablation_figure(found, Path(figure))
     if as_json:
         _show(found.to_json(), True)
     else:
         print(found.table())
+    if figure:
+        report.ablation_figure(found, Path(figure))
 
 
 @app.command("sweep")
@@ -470,8 +470,9 @@ def sweep_store(
     over: Annotated[str, typer.Option(metavar="WHAT", help="dim, keep, neighbors, k or nprobe.")],
     text: Texts,
     method: Annotated[
-        str, typer.Option(metavar="HOW", help="With --over keep: random, kmeans, merge or rank.")
-    ] = "merge",
+        str | None,
+        typer.Option(metavar="HOW", help="With --over keep: random, kmeans, merge or rank. [default: merge]"),
+    ] = None,
     factory: Annotated[str, typer.Option(metavar="KIND", help="The index of every point, as for `index`.")] = "auto",
     nprobe: Nprobe = None,
     k: Annotated[int, typer.Option("--k", metavar="N", help="Neighbours of a token.")] = 1024,
@@ -508,12 +509,12 @@ def sweep_store(
     options: dict[str, Any] = {"method": method, "factory": factory, "k": k, "nprobe": nprobe, "field": field}
     options |= {"save_stores": save_stores, "max_tokens": max_tokens, "reporter": Reporter(quiet), "out": folder}
     found = sweep(lm, opened, over, values, text, **options)
-    if figure:
-        report.sweep_figure(found, Path(figure))
     if as_json:
         _show(found.to_json(), True)
     else:
         print(found.table())
+    if figure:
+        report.sweep_figure(found, Path(figure))
 
 
 @app.command()

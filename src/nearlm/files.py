@@ -167,7 +167,8 @@ def canonical_hash(value: Any) -> str:
 
 def npy_header(dtype: npt.DTypeLike, shape: tuple[int, ...]) -> bytes:
     """Return the header of an `.npy` file (format 1.0), always `NPY_HEADER` bytes long."""
-    fields = f"{{'descr': '{np.dtype(dtype).str}', 'fortran_order': False, 'shape': {shape}, }}"
+    plain = tuple(int(length) for length in shape)
+    fields = f"{{'descr': '{np.dtype(dtype).str}', 'fortran_order': False, 'shape': {plain}, }}"
     return (
         b"\x93NUMPY\x01\x00" + (NPY_HEADER - 10).to_bytes(2, "little") + fields.encode().ljust(NPY_HEADER - 11) + b"\n"
     )

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from nearlm import files
 from nearlm.arrays import ArrayFile
 from nearlm.datastore import Datastore, describe
-from nearlm.errors import OptionError
+from nearlm.errors import OptionError, StoreError
 from nearlm.files import Json
 from nearlm.index import (
     DEFAULT,
@@ -63,7 +63,12 @@ class _Indexer:
         self.folder = index_folder(store, name)
         self.job = files.Job(self.folder, "index")
         path = self.folder / "index.json"
-        self.done = files.read_stamped(path) if path.exists() else None
+        self.done = None
+        if path.exists():
+            try:
+                self.done = files.read_stamped(path)
+            except StoreError as error:
+                reporter.say(f"{error}; making the index again")
 
     def run(self, factory: str | None, nprobe: int | None) -> Json:
         """Train, fill, measure, and write `index.json` last."""
@@ -92,7 +97,9 @@ class _Indexer:
         """Choose what was asked for, for the store's size; without a wish an index that is there keeps its kind."""
         if factory is None and self.done:
             kept = self.done["spec"]
-            if nprobe is not None and (kept["nprobe"] is None or nprobe < 1):
+            if nprobe is not None and nprobe < 1:
+                raise OptionError(f"--nprobe is {nprobe}, expected at least 1")
+            if nprobe is not None and kept["nprobe"] is None:
                 raise OptionError(f"--nprobe is {nprobe}, but index {self.name!r} is {kept['factory']}; leave it out")
             return IndexSpec(**{**kept, "nprobe": nprobe or kept["nprobe"]})
         return choose_index(factory or "auto", len(self.store), self.store.dim, nprobe)
@@ -104,7 +111,7 @@ class _Indexer:
         """Return the index as far as it is made: by a killed job, by an earlier index, or not at all."""
         plan = {"spec": asdict(spec), "manifest": self.store.manifest["checksum"]}
         if self.job.started and self.job.plan() == plan and self.job.state("fill"):
-            with contextlib.suppress(RuntimeError):  # a checkpoint that was cut off: begin again
+            with contextlib.suppress(RuntimeError, OSError, StoreError):  # a checkpoint that was cut off: begin again
                 index = load_parts(self.folder / self.job.state("fill")["data"], spec)
                 self.reporter.say(f"going on with the unfinished index {self.name!r}")
                 return index

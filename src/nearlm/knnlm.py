@@ -288,7 +288,8 @@ class KNNLM:
         if all(part is None for part in near):
             return scores, None
         width = next(part.ids.shape[1] for part in near if part is not None)
-        spread = [_spread(part, one.asked, width) for part, one in zip(near, parts, strict=True)]
+        weighted = self.store.weighted
+        spread = [_spread(part, one.asked, width, weighted) for part, one in zip(near, parts, strict=True)]
         return scores, Neighbors(*(_joined(spread, name, rank) for name in Neighbors._fields))
 
     def reading(self, stride: int | None = None) -> Reading:
@@ -321,15 +322,14 @@ def _joined(parts: Sequence[Any], name: str, rank: npt.NDArray[np.int64]) -> Any
     return None if columns[0] is None else np.concatenate(columns)[rank]
 
 
-def _spread(near: Neighbors | None, asked: npt.NDArray[np.bool_], width: int) -> Neighbors:
+def _spread(near: Neighbors | None, asked: npt.NDArray[np.bool_], width: int, weighted: bool) -> Neighbors:
     """Give the tokens that did not ask a row without neighbours."""
     rows = len(asked)
     distances, tokens = np.full((rows, width), np.inf, np.float32), np.full((rows, width), -1, np.int32)
-    ids, weights = np.full((rows, width), -1, np.int64), None
+    ids, weights = np.full((rows, width), -1, np.int64), np.zeros((rows, width), np.int32) if weighted else None
     if near is not None:
         distances[asked], tokens[asked], ids[asked] = near.distances, near.tokens, near.ids
-    if near is not None and near.weights is not None:
-        weights = np.zeros((rows, width), np.int32)
+    if weights is not None and near is not None and near.weights is not None:
         weights[asked] = near.weights
     return Neighbors(distances, tokens, weights, ids)
 

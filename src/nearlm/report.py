@@ -51,7 +51,7 @@ def sweep_figure(found: Any, path: Path) -> None:
     what = f"{found.over} ({found.method})" if found.method else found.over
     values = [point.value for point in points]
     sides[0].plot(values, [point.perplexity for point in points], "-o", color=COLOURS[0], markersize=5)
-    if values[0] > 0 and values[-1] / values[0] >= 8:
+    if values and values[-1] / values[0] >= 8:
         sides[0].set_xscale("log", base=2)
     sides[0].set_xlabel(what)
     sides[0].axhline(whole.perplexity, color="grey", linewidth=0.8, label="the store as it is")

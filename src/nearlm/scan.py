@@ -25,6 +25,7 @@ from nearlm.arrays import ArrayFile
 Found = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]  # squared distances and ids, [n, k]
 
 _QUERIES = 1024  # searched together: their distances to all candidates are held at once
+_CANDIDATES = 1 << 25  # distances held at once, unless one query alone has more
 _ROWS = 32  # of a list, decoded together
 _SAMPLE = 512
 _BINS = 512
@@ -59,14 +60,20 @@ class Lists:
     @classmethod
     def open(cls, folder: Path, index: Any) -> "Lists":
         """Map the lists that were written for this index."""
-        offsets = ArrayFile(folder / "offsets.npy", np.dtype("int64"), (index.nlist + 1,)).open()
+        offsets = _open(folder / "offsets.npy", "int64", index.nlist + 1)
         records = int(offsets[-1])
         return cls(
             offsets,
-            ArrayFile(folder / "ids.npy", np.dtype("int64"), (records,)).open(),
-            ArrayFile(folder / "codes.npy", np.dtype("int8"), (records, index.sq.d)).open(),
-            ArrayFile(folder / "bias.npy", np.dtype("float32"), (records,)).open(),
+            _open(folder / "ids.npy", "int64", records),
+            _open(folder / "codes.npy", "int8", records, index.sq.d),
+            _open(folder / "bias.npy", "float32", records),
         )
+
+
+def _open(path: Path, dtype: str, *shape: int) -> npt.NDArray[Any]:
+    file = ArrayFile(path, np.dtype(dtype), shape)
+    file.check()
+    return file.open()
 
 
 def without_lists(index: Any) -> Any:
@@ -135,10 +142,17 @@ class ListScan:
         offsets = self.lists.offsets
         _, probed = self.quantizer.search(queries, min(nprobe, len(offsets) - 1))
         ends = np.cumsum(np.where(probed >= 0, offsets[probed + 1] - offsets[probed], 0), axis=1)
+        if len(queries) > 1 and ends[:, -1].sum() > _CANDIDATES:
+            half = len(queries) // 2
+            self._search(queries[:half], nprobe, ordered, distances[:half], ids[:half])
+            self._search(queries[half:], nprobe, ordered, distances[half:], ids[half:])
+            return
         begins = np.hstack((np.zeros((len(queries), 1), np.int64), ends))
         begins += np.concatenate(([0], np.cumsum(ends[:-1, -1])))[:, None]
         pairs = np.argsort(probed, axis=None, kind="stable")
         pairs = pairs[np.searchsorted(probed.reshape(-1)[pairs], 0) :]
+        if not len(pairs):  # queries that are no numbers have no lists
+            return
         grouped = probed.reshape(-1)[pairs]
         groups = np.concatenate(([0], np.flatnonzero(np.diff(grouped)) + 1, [len(grouped)])).astype(np.int64)
         candidates = self._room(int(ends[:, -1].sum()))

@@ -218,11 +218,10 @@ def _fill(
     folder.mkdir(parents=True, exist_ok=True)
     with files.lock(folder):
         done = folder / "trace.json"
-        if done.exists():
-            for column in columns.values():
-                column.check()
+        if done.exists() and all(column.sound for column in columns.values()):
             done.touch()
             return
+        files.remove(done)
         _make_room(folder, sum(column.bytes for column in columns.values()), reporter)
         job = files.Job(folder, "trace")
         if not job.started:
@@ -236,16 +235,21 @@ def _fill(
 
 def _make_room(folder: Path, wanted: int, reporter: Reporter) -> None:
     """Remove the traces that were not used for the longest time, as far as a new one needs their room."""
-    finished = sorted(folder.parent.glob("*/trace.json"), key=lambda path: path.stat().st_mtime)
-    sizes = {path.parent: sum(file.stat().st_size for file in path.parent.glob("*.npy")) for path in finished}
-    excess = sum(sizes.values()) + wanted - room_for_traces()
+    kept: list[tuple[float, int, Path]] = []
+    for other in (*folder.parent.glob("lm-*"), *folder.parent.glob("search-*")):
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it
+            arrays = [file.stat() for file in other.glob("*.npy")]
+            used = (other / "trace.json") if (other / "trace.json").exists() else other
+            kept.append((used.stat().st_mtime, sum(array.st_size for array in arrays), other))
+    excess = sum(count for _, count, _ in kept) + wanted - room_for_traces()
     if wanted > _WORTH_SAYING:
         reporter.say(f"keeping {size(wanted)} in {folder}")
-    for old, bytes_ in sizes.items():
+    for _, count, old in sorted(kept):
         if excess > 0 and old != folder:
-            with contextlib.suppress(StoreError), files.lock(old):  # one in use by another process stays
+            with contextlib.suppress(StoreError, FileNotFoundError), files.lock(old):  # one that is in use stays
+                files.remove(old / "trace.json")
                 files.remove(old)
-                excess -= bytes_
+                excess -= count
 
 
 def room_for_traces() -> int:

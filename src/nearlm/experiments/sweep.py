@@ -1,8 +1,8 @@
 """What a smaller or cheaper store costs: one thing varied, everything else matched, point after point.
 
 Every point is measured alike: an index of the same kind, λ and T tuned on the text, searches timed by themselves. What
-has been measured is noted in the folder of the sweep, so that a sweep goes on after a kill; stores made for a point are
-removed when it has been measured, unless they are wanted.
+has been measured is noted in the sweep's folder, so that it goes on after a kill; stores made for a point, and
+the index that the sweep needs in the store itself, are removed when they have served, unless the stores are wanted.
 """
 
 import time
@@ -18,7 +18,7 @@ from nearlm import files
 from nearlm.datastore import Datastore
 from nearlm.errors import OptionError
 from nearlm.files import Json
-from nearlm.index import choose_index
+from nearlm.index import choose_index, index_folder
 from nearlm.indexing import build_index
 from nearlm.lm import LM
 from nearlm.progress import Reporter, size
@@ -50,6 +50,7 @@ class SweepPoint:
     perplexity: float
     temperature: float
     lam: float
+    index: str
     pareto: bool = False
 
 
@@ -84,6 +85,8 @@ class Sweep:
                 f"{size(point.store_bytes):>9} {size(point.index_bytes):>9} {point.k:5} {point.nprobe or '-':>6} "
                 f"{point.retrievals_per_second:10,.0f} {point.perplexity:10.3f} {point.temperature:7g} {point.lam:5g}"
             )
+        if len({point.index for point in self.points}) > 1:
+            rows += [f" {'index':>17} {kind}" for kind in dict.fromkeys(point.index for point in self.points)]
         rows += [f" {value:>17} left out: {why}" for value, why in self.left_out.items()]
         return "\n".join(rows)
 
@@ -96,7 +99,7 @@ def sweep(
     texts: str | Sequence[str],
     *,
     out: Path,
-    method: str = "merge",
+    method: str | None = None,
     factory: str = "auto",
     k: int = 1024,
     nprobe: int | None = None,
@@ -107,11 +110,11 @@ def sweep(
 ) -> Sweep:
     """Vary one thing of a store and measure each point on a text."""
     reporter = reporter or Reporter(quiet=True)
-    _check(store, over, values, method, factory, nprobe)
+    _check(store, over, values, method, factory, k, nprobe)
     reading = Reading.of_store(store.manifest)
     text = read_text(texts, lm.tokenizer, reading, max_tokens=max_tokens, reporter=reporter, **corpus_options)
     traced = trace_lm(lm, text, reading, reporter)
-    name = _method_of(over, method)
+    name = {"keep": method or "merge", "neighbors": "merge"}.get(over)
     setting = {"over": over, "method": name, "factory": factory, "k": k, "nprobe": nprobe, "text": text.sha256}
     out.mkdir(parents=True, exist_ok=True)
     with files.lock(out):
@@ -126,6 +129,7 @@ def sweep(
                 left_out[f"{value:g}"] = str(error)
                 reporter.say(f"left out: {error}")
         notes.close()
+        files.remove(index_folder(store, bench.index))
     nlm = float(np.exp(-np.mean(traced.logp, dtype=np.float64)))
     return Sweep(over, name, factory, len(traced), nlm, pareto_front(points), left_out)
 
@@ -155,16 +159,24 @@ def searches_per_second(retriever: Retriever, queries: npt.NDArray[np.floating[A
     return len(queries) / min(times)
 
 
-def _method_of(over: str, method: str) -> str | None:
-    return {"keep": method, "neighbors": "merge"}.get(over)
-
-
-def _check(store: Datastore, over: str, values: Sequence[float], method: str, factory: str, nprobe: int | None) -> None:
+def _check(
+    store: Datastore,
+    over: str,
+    values: Sequence[float],
+    method: str | None,
+    factory: str,
+    k: int,
+    nprobe: int | None,
+) -> None:
     """Refuse, before the work, what cannot be swept."""
     if over not in OVER:
         raise OptionError(f"--over is {over!r}, expected one of {', '.join(OVER)}")
-    if method not in METHODS:
+    if method is not None and method not in METHODS:
         raise OptionError(f"--method is {method!r}, expected one of {', '.join(METHODS)}")
+    if method is not None and over != "keep":
+        raise OptionError(f"--method means nothing to --over {over}; it goes with --over keep")
+    if k < 1:
+        raise OptionError(f"--k is {k}, expected at least 1")
     if not values:
         raise OptionError(f"--over {over} needs values to try, e.g. nearlm sweep STORE 0.2 0.4 --over keep --text …")
     for value in values:
@@ -214,6 +226,11 @@ class _Bench:
     save_stores: bool
     reporter: Reporter
 
+    @property
+    def index(self) -> str:
+        """The name of the index that every point gets."""
+        return f"{_NAME}-{self.factory}".replace(",", "-")
+
     def point(self, over: str, value: float | None, method: str | None) -> SweepPoint:
         """Measure one value, or the store as it is."""
         name = f"{method or over}-{'all' if value is None else f'{value:g}'}"
@@ -223,17 +240,19 @@ class _Bench:
                 k = int(value) if over == "k" and value else self.k
                 nprobe = int(value) if over == "nprobe" and value else self.nprobe
                 return self.measure(self.store, over, value, k, nprobe)
-            made = self.derived(over, value, method, self.out / name)
-            point = self.measure(made, over, value, self.k, self.nprobe)
-            if not self.save_stores:
-                files.remove(made.path)
-            return point
+            made = self.derived(over, value, method, folder)
+            return self.measure(made, over, value, self.k, self.nprobe)
 
-        return self.notes.get(name, measured)
+        folder = (self.out if self.save_stores else self.notes.job.folder / "stores") / name
+        point = self.notes.get(name, measured)
+        if not self.save_stores:
+            files.remove(folder)
+        return point
 
     def derived(self, over: str, value: float, method: str | None, folder: Path) -> Datastore:
         """Make the store of a point."""
         quiet = self.reporter.quiet
+        folder.parent.mkdir(parents=True, exist_ok=True)
         if over == "dim":
             return reduce_store(self.store, int(value), folder, quiet=quiet)
         options: dict[str, Any] = {"neighbors": int(value)} if over == "neighbors" else {"keep": value}
@@ -241,9 +260,9 @@ class _Bench:
 
     def measure(self, store: Datastore, over: str, value: float | None, k: int, nprobe: int | None) -> SweepPoint:
         """Index, search, tune and time one store."""
-        index = f"{_NAME}-{self.factory}".replace(",", "-")
-        described = build_index(store, self.factory, name=index, quiet=self.reporter.quiet)
-        retriever = Retriever(store, index, nprobe=nprobe if described["spec"]["nprobe"] else None)
+        described = build_index(store, self.factory, name=self.index, quiet=self.reporter.quiet)
+        spec = described["spec"]
+        retriever = Retriever(store, self.index, nprobe=nprobe if spec["nprobe"] else None)
         trace = trace_search(self.traced, retriever, k, self.reporter)
         best = best_setting(trace)
         speed = searches_per_second(retriever, np.asarray(self.traced.keys[:_TIMED]), k)
@@ -260,4 +279,5 @@ class _Bench:
             best.perplexity,
             best.temperature,
             best.lam,
+            f"{spec['factory']} over {spec['pca']} axes" if spec["pca"] else spec["factory"],
         )
