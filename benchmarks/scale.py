@@ -112,8 +112,8 @@ def main() -> None:
     if args.one:
         print(json.dumps(one(args.one)))
         return
-    print("| records | index | nprobe | train s | fill s | queries/s | recall@256 | peak RAM MB |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| records | index | nprobe | train s | fill s | queries/s | recall@256 | peak RAM MB | RAM when searching MB |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for records in args.records:
         command = [sys.executable, __file__, "--one", str(records)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
