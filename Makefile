@@ -14,7 +14,7 @@ demo: install  ## Build a small real store (SmolLM2 over licence texts) and show
 	$(BIN)/nearlm verify $(DEMO_STORE)
 
 test: install check  ## Lint, type-check and test; no network beyond the installs.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 test-network: install  ## The tests that download packages.
 	$(BIN)/python -m pytest -m network
