@@ -112,7 +112,7 @@ def main() -> None:
     if args.one:
         print(json.dumps(one(args.one)))
         return
-    print("| records | index | nprobe | train s | fill s | queries/s | recall@256 | peak RAM MB | RAM when searching MB |")
+    print("| records | index | nprobe | train s | fill s | queries/s | recall@256 | peak RAM MB | searching MB |")
     print("|---|---|---|---|---|---|---|---|---|")
     for records in args.records:
         command = [sys.executable, __file__, "--one", str(records)]
