@@ -9,7 +9,6 @@ Evaluations are interleaved, and the median of the rounds is reported; retrieval
 import argparse
 import json
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from nearlm.datastore import Datastore
 from nearlm.evaluate import Evaluation, evaluate_tokens
+from nearlm.experiments.sweep import searches_per_second
 from nearlm.indexing import build_index
 from nearlm.knnlm import KNNLM, load_lm
 from nearlm.progress import Reporter
@@ -81,7 +81,10 @@ def main() -> None:
     rows = [row(label, runs[label], models[label]) for label in models]
     trace = trace_lm(lm, text, reading, REPORTER)
     for one, model in zip(rows, models.values(), strict=True):
-        one["retrievals_per_second"] = searches_per_second(model, np.asarray(trace.keys)) if model.retriever else None
+        one["retrievals_per_second"] = None
+        if model.retriever:
+            k = model.k or model.retriever.default_k()
+            one["retrievals_per_second"] = searches_per_second(model.retriever, np.asarray(trace.keys), k)
     by_k = perplexity_by_k(store, trace, tuned["vanilla"])
     print(table(rows, by_k, len(store), text.windows.records))
     if args.json:
@@ -110,18 +113,6 @@ def row(label: str, runs: list[Evaluation], model: KNNLM) -> dict[str, Any]:
         "k": first.k,
         "nprobe": first.nprobe,
     }
-
-
-def searches_per_second(model: KNNLM, queries: np.ndarray) -> float:
-    """Time searches alone, in batches as evaluation makes them; best of three passes."""
-    assert model.retriever
-    times = []
-    for _ in range(3):
-        started = time.perf_counter()
-        for start in range(0, len(queries), 2048):
-            model.retriever.search(queries[start : start + 2048], model.k, ordered=False)
-        times.append(time.perf_counter() - started)
-    return len(queries) / min(times)
 
 
 def perplexity_by_k(store: Datastore, trace: Any, tuning: Any) -> list[dict[str, float]]:
