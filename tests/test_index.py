@@ -1,6 +1,8 @@
 """Indexes and retrieval against brute force; indexing that goes on after a kill and after an append."""
 
+import itertools
 import json
+import re
 
 import faiss
 import numpy as np
@@ -173,6 +175,15 @@ def test_the_papers_index_is_as_facts_define_it():
         choose_index("nonsense", 10, 576)
     with pytest.raises(OptionError, match="nprobe"):
         choose_index("paper", 10, 576, 0)
+
+
+def test_fewer_records_mean_shorter_lists():
+    def nlist(records):
+        return int(re.search(r"IVF(\d+)", choose_index("auto", records, 576).factory)[1])
+
+    assert nlist(852_105) == 1024
+    per_list = [n / nlist(n) for n in range(20_000, 10**7, 50_000)]
+    assert all(later > 0.95 * earlier for earlier, later in itertools.pairwise(per_list))
 
 
 def test_index_json_says_what_was_measured(store):

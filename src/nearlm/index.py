@@ -73,7 +73,8 @@ def _auto(records: int, dim: int, nprobe: int | None) -> IndexSpec:
     """Choose what docs/results.md found best: half-whitened keys as 8-bit codes, whole lists scanned in batches."""
     if records < _SMALL:
         return IndexSpec("Flat", None, *((min(dim, 256), _HALF_WHITE) if records >= max(1000, 8 * dim) else ()))
-    return IndexSpec(f"IVF{paper_nlist(records)},SQ8", nprobe or 8, min(192, dim), _HALF_WHITE)
+    nlist = min(1 << 14, 32 * max(1, round(1.11 * math.sqrt(records) / 32)))  # smooth: fewer records, shorter lists
+    return IndexSpec(f"IVF{nlist},SQ8", nprobe or 8, min(192, dim), _HALF_WHITE)
 
 
 def is_ivf(index: Any) -> bool:
