@@ -1,0 +1,251 @@
+"""How every figure looks: one palette, one style, labels that keep clear of each other, files that stay the same."""
+
+import contextlib
+import functools
+import html
+import io
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from nearlm import files
+from nearlm.errors import MissingExtraError, OptionError
+
+# Okabe and Ito's palette: told apart with any kind of colour vision; line styles and markers differ too.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+LINES = (("-", "o"), ("--", "s"), ("-.", "^"), (":", "D"), ("-", "v"), ("--", "P"))
+INK, MUTED, GRID, PAPER = "#1f2933", "#5b6673", "#e1e5ea", "#ffffff"
+_FORMATS = (".png", ".svg", ".pdf")
+_SIZE = (5.2, 3.7)  # inches a panel: its letters are still readable on a phone
+_STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10.5,
+    "text.color": INK,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": PAPER,
+    "savefig.facecolor": PAPER,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 10.5,
+    "axes.titlesize": 10.5,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 9.5,
+    "ytick.labelsize": 9.5,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5.5,
+    "legend.facecolor": PAPER,
+    "legend.edgecolor": PAPER,
+    "legend.framealpha": 0.85,
+    "legend.borderpad": 0.2,
+    "legend.fontsize": 9.5,
+    "legend.handlelength": 2.6,
+    "figure.constrained_layout.w_pad": 0.09,
+    "figure.constrained_layout.h_pad": 0.09,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "nearlm",
+    "pdf.fonttype": 42,
+}
+_THEME = {
+    **{colour: f"--figure-{number}" for number, colour in enumerate(COLOURS)},
+    **{INK: "--figure-ink", MUTED: "--figure-muted", GRID: "--figure-grid", PAPER: "--figure-paper"},
+}
+_STEADY: dict[str, dict[str, None]] = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None}}
+_RADII, _ANGLES = (9, 13, 19, 27, 38, 52, 68, 86, 106), (0, 180, 90, 270, 45, 135, 315, 225, 20, 160, 70, 110, 250, 290)
+
+Options = ParamSpec("Options")
+Drawn = TypeVar("Drawn")
+
+
+def check_figure(path: Path) -> None:
+    """Refuse, before the work, a figure that cannot be drawn."""
+    if path.suffix.lower() not in _FORMATS:
+        raise OptionError(f"--figure is {path.name!r}, expected a name that ends in {', '.join(_FORMATS)}")
+    if not path.absolute().parent.is_dir():
+        raise OptionError(f"--figure is {path}, but {path.parent} is no folder; make it first")
+    _matplotlib()
+
+
+def styled(draw: Callable[Options, Drawn]) -> Callable[Options, Drawn]:
+    """Let a function draw in the style of all figures, whatever the user's own settings are."""
+
+    @functools.wraps(draw)
+    def drawn(*args: Options.args, **kwargs: Options.kwargs) -> Drawn:
+        with _style():
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+def panels(count: int = 1) -> tuple[Any, list[Any]]:
+    """Return a figure and its panels, side by side."""
+    _matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(count * _SIZE[0], _SIZE[1]), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(1, count, squeeze=False)[0])
+
+
+def finish(figure: Any) -> Any:
+    """Fix where everything stands, so that every file of a figure is alike."""
+    for _ in range(2):  # the first pass changes tick labels, and with them what the second has to fit
+        figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    return figure
+
+
+@styled
+def save(figure: Any, path: Path) -> None:
+    """Write a figure as PNG, SVG or PDF, as the name ends; the same figure gives the same bytes."""
+    kind = path.suffix.lower()[1:]
+    data = io.BytesIO()
+    figure.savefig(data, format=kind, dpi=200, metadata=_STEADY.get(kind, {"Software": None}))
+    files.write_bytes(path, data.getvalue())
+
+
+def inline(svg: str, name: str, label: str) -> str:
+    """Return a saved SVG for use inside a page: ids of its own, the page's colours, and a text for screen readers."""
+    body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    body = re.sub(r' xmlns(:\w+)?="[^"]*"', "", body).replace("xlink:href", "href")
+    body = re.sub(r'\bid="', f'id="{name}-', body)
+    body = re.sub(r'(href="|url\()#', rf"\g<1>#{name}-", body)
+    body = re.sub(r"(?<=: )#[0-9a-f]{6}\b", lambda found: _themed(found[0]), body)
+    opening = f'<svg role="img" aria-label="{html.escape(label)}"'
+    return re.sub(r'<svg width="[^"]*" height="[^"]*"', lambda _: opening, body, count=1).strip()
+
+
+class Label(NamedTuple):
+    """A name to write near a point."""
+
+    x: float
+    y: float
+    text: str
+    bold: bool = False
+
+
+def label_points(axes: Any, labels: Sequence[Label]) -> None:
+    """Write names near their points where there is room, with a thin line to those that must stand apart."""
+    figure = axes.figure
+    finish(figure)
+    renderer, scale = figure.canvas.get_renderer(), figure.dpi / 72
+    room = axes.get_window_extent(renderer).padded(2 * scale)
+    taken = _obstacles(axes, renderer, scale)
+    leader = {"arrowstyle": "-", "color": MUTED, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 4}
+    for label in labels:
+        style = {"fontsize": 9.5, "fontweight": "bold" if label.bold else "normal", "linespacing": 1.1}
+        trial = axes.text(0, 0, label.text, transform=None, **style)
+        extent = trial.get_window_extent(renderer)
+        trial.remove()
+        point = axes.transData.transform((label.x, label.y))
+        place = _free_place(point, extent.width, extent.height, room, taken, scale)
+        axes.annotate(
+            *(label.text, (label.x, label.y), place.offset),
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            arrowprops=leader if place.gap > 14 else None,
+            zorder=5,
+            **style,
+        )
+        taken += [place.box, *place.line]
+
+
+def _obstacles(axes: Any, renderer: Any, scale: float) -> list[Any]:
+    """Return boxes, in pixels, around everything drawn so far: markers, pieces of lines, the legend."""
+    boxes = [_square(x, y, 2 * scale) for line in axes.lines for x, y in _spots(line, 4 * scale)]
+    for line in axes.lines:
+        if line.get_marker() != "None":
+            half = (line.get_markersize() / 2 + 1) * scale
+            boxes += [_square(x, y, half) for x, y in line.get_transform().transform(line.get_xydata())]
+    legend = axes.get_legend()
+    return [*boxes, legend.get_window_extent(renderer)] if legend else boxes
+
+
+def _spots(line: Any, step: float) -> Iterator[tuple[float, float]]:
+    """Yield points along a line as it is drawn."""
+    if line.get_linestyle() == "None":
+        return
+    corners = line.get_transform().transform(line.get_xydata())
+    for (x, y), (to_x, to_y) in itertools.pairwise(corners):
+        count = max(1, round(math.hypot(to_x - x, to_y - y) / step))
+        yield from ((x + (to_x - x) * part / count, y + (to_y - y) * part / count) for part in range(count + 1))
+
+
+def _square(x: float, y: float, half: float) -> Any:
+    from matplotlib.transforms import Bbox
+
+    return Bbox.from_extents(x - half, y - half, x + half, y + half)
+
+
+class _Place(NamedTuple):
+    offset: tuple[float, float]  # points
+    gap: float  # points between the point and the nearest edge of its name
+    box: Any
+    line: list[Any]
+
+
+def _free_place(point: Any, width: float, height: float, room: Any, taken: Sequence[Any], scale: float) -> _Place:
+    """Return the nearest place for a box that hides nothing, or the one that hides least."""
+    from matplotlib.transforms import Bbox
+
+    best, least = None, math.inf
+    for radius in _RADII:
+        for angle in _ANGLES:
+            across, up = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+            x = point[0] + across * (radius * scale + width / 2)
+            y = point[1] + up * (radius * scale + height / 2)
+            box = Bbox.from_bounds(x - width / 2 - scale, y - height / 2, width + 2 * scale, height)
+            far = math.hypot(x - point[0], y - point[1])
+            steps = [step / far for step in range(round(7 * scale), round(far), 4)] if radius > 12 else []
+            spots = [(point[0] + (x - point[0]) * step, point[1] + (y - point[1]) * step) for step in steps]
+            line = [_square(*spot, scale) for spot in spots]
+            inside = room.x0 <= box.x0 and box.x1 <= room.x1 and room.y0 <= box.y0 and box.y1 <= room.y1
+            hidden = sum(box.overlaps(other) for other in taken)
+            crossed = sum(any(spot.overlaps(other) for spot in line if not box.overlaps(spot)) for other in taken)
+            cost = 3 * hidden + crossed + (0 if inside else 5)
+            if cost < least:
+                offset = ((x - point[0]) / scale, (y - point[1]) / scale)
+                best, least = _Place(offset, radius, box, line), cost
+            if not cost:
+                break
+        if not least:
+            break
+    assert best is not None
+    return best
+
+
+def _themed(colour: str) -> str:
+    return f"var({_THEME[colour]}, {colour})" if colour in _THEME else colour
+
+
+@contextlib.contextmanager
+def _style() -> Iterator[None]:
+    _matplotlib()
+    import matplotlib.style
+
+    with matplotlib.style.context(["default", _STYLE]):
+        yield
+
+
+def _matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise MissingExtraError("a figure", "report") from None
