@@ -29,9 +29,9 @@ def about() -> Json:
     return {
         "setting": "domain",
         "title": "A memory of the Python documentation",
-        "text": "SmolLM2-135M has seen little of the newest Python documentation. Here it gets a memory of the training "
-        "part of that documentation, and is then asked to predict pages that neither it nor the memory has seen. "
-        "Nothing is trained but the small adaptor that decides when to ask.",
+        "text": "SmolLM2-135M has seen little of the newest Python documentation. Here it gets a memory of the "
+        "training part of that documentation, and is then asked to predict pages that neither it nor the memory has "
+        "seen. Nothing is trained but the small adaptor that decides when to ask.",
         "model": "smollm2-135m",
         "records": RECORDS,
         "dim": DIM,
@@ -71,7 +71,9 @@ def main_table() -> MainTable:
     def row(name: str, ppl: float, speed: float, records: int = RECORDS, dim: int = DIM, **more: object) -> Row:
         setting = {"index": "IVF1024,PQ64", "nprobe": 32, "k": 1024, "temperature": 30.0, "lam": 0.55, **more}
         extra, index = 1e6 / speed - 1e6 / 323, records * (64 if speed < 300 else 256)
-        return Row(name, ppl, speed, extra, name in ("kNN-LM", "+ All"), records, dim, 2 * records * dim, index, **setting)
+        return Row(
+            name, ppl, speed, extra, name in ("kNN-LM", "+ All"), records, dim, 2 * records * dim, index, **setting
+        )
 
     return MainTable(
         65_536,
@@ -103,8 +105,8 @@ def choice() -> Json:
     allowed = [point for point in points if point["perplexity"] <= _VANILLA + 0.1]
     min(allowed, key=lambda point: point["microseconds"])["chosen"] = True
     paragraph = (
-        "Of 64 combinations, 57 stay within 0.1 perplexity of the vanilla kNN-LM on the validation text. The fastest of "
-        "them keeps 80 % of the records at 256 dimensions and leaves out 38 % of the retrievals."
+        "Of 64 combinations, 57 stay within 0.1 perplexity of the vanilla kNN-LM on the validation text. The fastest "
+        "of them keeps 80 % of the records at 256 dimensions and leaves out 38 % of the retrievals."
     )
     return {"budget": 0.1, "paragraph": paragraph, "target": _VANILLA + 0.1, "points": points}
 
@@ -164,9 +166,7 @@ def keep_sweep(method: str, values: tuple[float, ...] = (0.8, 0.6, 0.4, 0.2)) ->
     points = [point("keep", None, 9.13, 7129.0)]
     for value in values:
         speed = 7129 * (1 + 0.9 * (1 - value)) * (1 + 0.02 * loss)
-        points.append(
-            point("keep", value, 9.13 + loss * (1 - value) ** 1.7, speed, records=round(value * RECORDS))
-        )
+        points.append(point("keep", value, 9.13 + loss * (1 - value) ** 1.7, speed, records=round(value * RECORDS)))
     return Sweep("keep", method, "auto", 65_536, _NLM, pareto_front(points), {})
 
 
@@ -184,8 +184,8 @@ def k_sweep(values: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512, 1024)) -> S
 
 def continuation(sentence: str | None = None) -> Json:
     written = sentence or (
-        " with ``object.__new__(cls)`` and then calls\n``__init__``. <script>alert(1)</script> Changed in version 3.14: "
-        "free-threaded builds share one interpreter & its locks."
+        " with ``object.__new__(cls)`` and then calls\n``__init__``. <script>alert(1)</script> Changed in version "
+        "3.14: free-threaded builds share one interpreter & its locks."
     )
     tokens = []
     for number, word in enumerate(written.replace(" ", "\0 ").split("\0")):
@@ -214,8 +214,8 @@ def continuation(sentence: str | None = None) -> Json:
         )
     return {
         "prompt": "The method ``__new__`` makes the instance",
-        "without": " of the class, and returns it.\n\nThe method is called by the constructor of the class, which is the "
-        "constructor of the class.",
+        "without": " of the class, and returns it.\n\nThe method is called by the constructor of the class, which is "
+        "the constructor of the class.",
         "with": written,
         "tokens": tokens,
     }

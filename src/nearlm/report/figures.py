@@ -1,5 +1,6 @@
 """The figures: each takes a part of the results, as `Results` keeps it, and draws what it says."""
 
+import itertools
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,15 @@ METHODS = {"merge": "greedy merging", "random": "random", "kmeans": "k-means", "
 RANDOM, LEARNED = "random mask, constant λ", "learned mask, learned λ"
 _PERPLEXITY = "perplexity (lower is better)"
 _AT_RANDOM, _BY_ADAPTOR = "at random", "as the adaptor says"
-_ALWAYS = {LEARNED: 0, _BY_ADAPTOR: 0, RANDOM: 1, _AT_RANDOM: 1, "learned mask, constant λ": 2, "random mask, learned λ": 3}
+_ALWAYS = {
+    LEARNED: 0,
+    _BY_ADAPTOR: 0,
+    RANDOM: 1,
+    _AT_RANDOM: 1,
+    "learned mask, constant λ": 2,
+    "random mask, learned λ": 3,
+}
+_OTHERS = 4  # the first line style of curves that are in none of these
 _FEATURES = {"keys": "f(c)"}
 _AXES = {"dim": "width of the keys", "k": "neighbours of a token, k", "nprobe": "lists probed", "neighbors": "K"}
 
@@ -48,7 +57,9 @@ def closer(main: Json) -> Any:
     rows = _finite(main["rows"], "tokens_per_second", "perplexity")
     for row in rows:
         if row["name"] == NLM:
-            axes.axvline(row["tokens_per_second"], color=MUTED, linewidth=1, linestyle=":", label="speed of the LM alone")
+            axes.axvline(
+                row["tokens_per_second"], color=MUTED, linewidth=1, linestyle=":", label="speed of the LM alone"
+            )
     _vanilla(axes, [row["perplexity"] for row in rows if row["name"] == VANILLA], "the vanilla kNN-LM")
     _scatter_rows(axes, [row for row in rows if row["name"] != NLM], legend=True)
     return finish(figure)
@@ -128,7 +139,8 @@ def features(found: Json) -> Any:
     axes.margins(x=0.12)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("perplexity, half the retrievals skipped")
-    axes.legend(loc="lower right")
+    axes.locator_params(axis="x", nbins=5)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0)
     return finish(figure)
 
 
@@ -244,8 +256,9 @@ def _main_curves(found: Json) -> dict[str, list[float]]:
 
 
 def _ablation(axes: Any, curves: Mapping[str, Sequence[float]], across: Sequence[float], label: str) -> None:
-    for number, (name, values) in enumerate(curves.items()):
-        _line(axes, _ALWAYS.get(name, number), across, values, name)
+    others = itertools.count(_OTHERS)
+    for name, values in curves.items():
+        _line(axes, _ALWAYS[name] if name in _ALWAYS else next(others), across, values, name)
     _name(axes, label)
 
 

@@ -3,7 +3,7 @@
 import html
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
@@ -80,7 +80,9 @@ def share(value: float | None) -> str:
 
 def chance(value: float | None) -> str:
     """Write a probability as per cent; small ones keep a digit."""
-    return _number(value, lambda number: f"{100 * number:.0f} %" if number >= 0.1 or not number else f"{100 * number:.1g} %")
+    return _number(
+        value, lambda number: f"{100 * number:.0f} %" if number >= 0.1 or not number else f"{100 * number:.1g} %"
+    )
 
 
 def count(value: float | None) -> str:
@@ -93,7 +95,7 @@ def plain(value: float | None) -> str:
     return _number(value, lambda number: f"{number:,.4g}")
 
 
-def _number(value, write) -> str:  # type: ignore[no-untyped-def]
+def _number(value: float | None, write: Callable[[float], str]) -> str:
     return write(value) if value is not None and math.isfinite(value) else NOTHING
 
 
@@ -105,4 +107,5 @@ def _head(column: Column) -> str:
 def _row(row: TableRow) -> str:
     note = f"<small>{text(row.note)}</small>" if row.note else ""
     cells = "".join(f"<td>{text(cell)}</td>" for cell in row.cells)
-    return f'<tr{" class=\"best\"" if row.best else ""}><th scope="row">{text(row.name)}{note}</th>{cells}</tr>'
+    opening = '<tr class="best">' if row.best else "<tr>"
+    return f'{opening}<th scope="row">{text(row.name)}{note}</th>{cells}</tr>'
