@@ -28,7 +28,7 @@ def memory_share(token: Json) -> float:
     """Return λ·p_kNN / p: how much of a token's probability came from the memory."""
     if not token["p"]:
         return 0.0
-    return min(1.0, max(0.0, token["lam"] * token["p_knn"] / token["p"]))
+    return min(1.0, max(0.0, float(token["lam"] * token["p_knn"] / token["p"])))
 
 
 _LEGEND = (

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nearlm.files import Json
+from nearlm.report.markup import printable
 from nearlm.report.plotting import (
     COLOURS,
     GRID,
@@ -340,7 +341,7 @@ def _logarithmic(axes: Any, values: Sequence[float], span: float, base: int = 10
 
 def _wrapped(label: str) -> str:
     """Break a long label into lines, after commas only."""
-    lines = textwrap.wrap(label.replace(" ", "\xa0").replace(",\xa0", ", "), 20, break_long_words=False)
+    lines = textwrap.wrap(printable(label).replace(" ", "\xa0").replace(",\xa0", ", "), 20, break_long_words=False)
     return "\n".join(lines).replace("\xa0", " ")
 
 

@@ -27,9 +27,13 @@ class TableRow(NamedTuple):
 
 
 def text(value: object) -> str:
-    """Return any text as HTML that shows it; what no page can show becomes U+FFFD."""
-    plain = str(value).replace("\r\n", "\n").replace("\r", "\n")
-    return html.escape(_UNPRINTABLE.sub("�", plain))
+    """Return any text as HTML that shows it."""
+    return html.escape(printable(str(value)))
+
+
+def printable(value: str) -> str:
+    """Return a text without what no page and no figure can show; U+FFFD stands in its place."""
+    return _UNPRINTABLE.sub("�", value.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def visible(value: str) -> str:

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from nearlm import files
 from nearlm.errors import MissingExtraError, OptionError
 
@@ -57,6 +60,7 @@ _STYLE: dict[str, Any] = {
     "legend.handlelength": 2.6,
     "figure.constrained_layout.w_pad": 0.09,
     "figure.constrained_layout.h_pad": 0.09,
+    "text.parse_math": False,
     "svg.fonttype": "path",
     "svg.hashsalt": "nearlm",
     "pdf.fonttype": 42,
@@ -66,10 +70,13 @@ _THEME = {
     **{INK: "--figure-ink", MUTED: "--figure-muted", GRID: "--figure-grid", PAPER: "--figure-paper"},
 }
 _STEADY: dict[str, dict[str, None]] = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None}}
-_RADII, _ANGLES = (9, 13, 19, 27, 38, 52, 68, 86, 106), (0, 180, 90, 270, 45, 135, 315, 225, 20, 160, 70, 110, 250, 290)
+_NEAR = 14  # points: a name farther from its point gets a line to it
+_GAPS = (9, 13, 19, 27, 38, 52, 68, 86, 106)
+_ANGLES = (0, 180, 90, 270, 45, 135, 315, 225, 20, 160, 70, 110, 250, 290)
 
 Options = ParamSpec("Options")
 Drawn = TypeVar("Drawn")
+Boxes = npt.NDArray[np.float64]  # left, lower, right, upper, in pixels
 
 
 def check_figure(path: Path) -> None:
@@ -105,9 +112,10 @@ def panels(count: int = 1) -> tuple[Any, list[Any]]:
 
 def finish(figure: Any) -> Any:
     """Fix where everything stands, so that every file of a figure is alike."""
-    for _ in range(2):  # the first pass changes tick labels, and with them what the second has to fit
-        figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    if engine := figure.get_layout_engine():
+        for _ in range(2):  # the first pass changes tick labels, and with them what the second has to fit
+            engine.execute(figure)
+        figure.set_layout_engine("none")
     return figure
 
 
@@ -116,13 +124,15 @@ def save(figure: Any, path: Path) -> None:
     """Write a figure as PNG, SVG or PDF, as the name ends; the same figure gives the same bytes."""
     kind = path.suffix.lower()[1:]
     data = io.BytesIO()
-    figure.savefig(data, format=kind, dpi=200, metadata=_STEADY.get(kind, {"Software": None}))
+    figure.savefig(data, format=kind, dpi=160, metadata=_STEADY.get(kind, {"Software": None}))
     files.write_bytes(path, data.getvalue())
 
 
 def inline(svg: str, name: str, label: str) -> str:
     """Return a saved SVG for use inside a page: ids of its own, the page's colours, and a text for screen readers."""
-    body = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    body = re.sub(
+        r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->\n?", "", svg[svg.index("<svg") :], flags=re.DOTALL
+    )
     body = re.sub(r' xmlns(:\w+)?="[^"]*"', "", body).replace("xlink:href", "href")
     body = re.sub(r'\bid="', f'id="{name}-', body)
     body = re.sub(r'(href="|url\()#', rf"\g<1>#{name}-", body)
@@ -145,7 +155,7 @@ def label_points(axes: Any, labels: Sequence[Label]) -> None:
     figure = axes.figure
     finish(figure)
     renderer, scale = figure.canvas.get_renderer(), figure.dpi / 72
-    room = axes.get_window_extent(renderer).padded(2 * scale)
+    room = axes.get_window_extent(renderer).padded(2 * scale).extents
     taken = _obstacles(axes, renderer, scale)
     leader = {"arrowstyle": "-", "color": MUTED, "linewidth": 0.7, "shrinkA": 0, "shrinkB": 4}
     for label in labels:
@@ -154,81 +164,70 @@ def label_points(axes: Any, labels: Sequence[Label]) -> None:
         extent = trial.get_window_extent(renderer)
         trial.remove()
         point = axes.transData.transform((label.x, label.y))
-        place = _free_place(point, extent.width, extent.height, room, taken, scale)
+        place = min(_places(point, (extent.width, extent.height), room, taken, scale), key=lambda one: one.cost)
         axes.annotate(
             *(label.text, (label.x, label.y), place.offset),
             textcoords="offset points",
             ha="center",
             va="center",
-            arrowprops=leader if place.gap > 14 else None,
+            arrowprops=leader if place.gap > _NEAR else None,
             zorder=5,
             **style,
         )
-        taken += [place.box, *place.line]
-
-
-def _obstacles(axes: Any, renderer: Any, scale: float) -> list[Any]:
-    """Return boxes, in pixels, around everything drawn so far: markers, pieces of lines, the legend."""
-    boxes = [_square(x, y, 2 * scale) for line in axes.lines for x, y in _spots(line, 4 * scale)]
-    for line in axes.lines:
-        if line.get_marker() != "None":
-            half = (line.get_markersize() / 2 + 1) * scale
-            boxes += [_square(x, y, half) for x, y in line.get_transform().transform(line.get_xydata())]
-    legend = axes.get_legend()
-    return [*boxes, legend.get_window_extent(renderer)] if legend else boxes
-
-
-def _spots(line: Any, step: float) -> Iterator[tuple[float, float]]:
-    """Yield points along a line as it is drawn."""
-    if line.get_linestyle() == "None":
-        return
-    corners = line.get_transform().transform(line.get_xydata())
-    for (x, y), (to_x, to_y) in itertools.pairwise(corners):
-        count = max(1, round(math.hypot(to_x - x, to_y - y) / step))
-        yield from ((x + (to_x - x) * part / count, y + (to_y - y) * part / count) for part in range(count + 1))
-
-
-def _square(x: float, y: float, half: float) -> Any:
-    from matplotlib.transforms import Bbox
-
-    return Bbox.from_extents(x - half, y - half, x + half, y + half)
+        taken = np.concatenate([taken, place.boxes])
 
 
 class _Place(NamedTuple):
+    cost: int
     offset: tuple[float, float]  # points
-    gap: float  # points between the point and the nearest edge of its name
-    box: Any
-    line: list[Any]
+    gap: float  # points between a point and its name
+    boxes: Boxes  # what the name and its line take, in pixels
 
 
-def _free_place(point: Any, width: float, height: float, room: Any, taken: Sequence[Any], scale: float) -> _Place:
-    """Return the nearest place for a box that hides nothing, or the one that hides least."""
-    from matplotlib.transforms import Bbox
+def _places(point: Any, size: tuple[float, float], room: Any, taken: Boxes, scale: float) -> Iterator[_Place]:
+    """Yield places for a name, near ones first, with what each would hide; a free one is the last."""
+    for gap, angle in itertools.product(_GAPS, _ANGLES):
+        way = np.array([math.cos(math.radians(angle)), math.sin(math.radians(angle))])
+        middle = point + way * (gap * scale + np.array(size) / 2)
+        box = np.concatenate([middle - np.array(size) / 2, middle + np.array(size) / 2])[None]
+        line = _squares(_along(point + way * 8 * scale, middle, 4 * scale), scale)
+        line = line[~_overlaps(line, box)[:, 0]] if gap > _NEAR else line[:0]
+        outside = (box[0, :2] < room[:2]).any() or (box[0, 2:] > room[2:]).any()
+        hidden, crossed = _overlaps(box, taken).sum(), _overlaps(line, taken).any(axis=0).sum()
+        x, y = (middle - point) / scale
+        place = _Place(int(3 * hidden + crossed + 5 * outside), (x, y), gap, np.concatenate([box, line]))
+        yield place
+        if not place.cost:
+            return
 
-    best, least = None, math.inf
-    for radius in _RADII:
-        for angle in _ANGLES:
-            across, up = math.cos(math.radians(angle)), math.sin(math.radians(angle))
-            x = point[0] + across * (radius * scale + width / 2)
-            y = point[1] + up * (radius * scale + height / 2)
-            box = Bbox.from_bounds(x - width / 2 - scale, y - height / 2, width + 2 * scale, height)
-            far = math.hypot(x - point[0], y - point[1])
-            steps = [step / far for step in range(round(7 * scale), round(far), 4)] if radius > 12 else []
-            spots = [(point[0] + (x - point[0]) * step, point[1] + (y - point[1]) * step) for step in steps]
-            line = [_square(*spot, scale) for spot in spots]
-            inside = room.x0 <= box.x0 and box.x1 <= room.x1 and room.y0 <= box.y0 and box.y1 <= room.y1
-            hidden = sum(box.overlaps(other) for other in taken)
-            crossed = sum(any(spot.overlaps(other) for spot in line if not box.overlaps(spot)) for other in taken)
-            cost = 3 * hidden + crossed + (0 if inside else 5)
-            if cost < least:
-                offset = ((x - point[0]) / scale, (y - point[1]) / scale)
-                best, least = _Place(offset, radius, box, line), cost
-            if not cost:
-                break
-        if not least:
-            break
-    assert best is not None
-    return best
+
+def _obstacles(axes: Any, renderer: Any, scale: float) -> Boxes:
+    """Return boxes around everything drawn so far: markers, pieces of lines, the legend."""
+    boxes = [np.empty((0, 4))]
+    for line in axes.lines:
+        corners = line.get_transform().transform(line.get_xydata())
+        if line.get_linestyle() != "None":
+            boxes += [_squares(_along(*pair, 4 * scale), 2 * scale) for pair in itertools.pairwise(corners)]
+        if line.get_marker() != "None":
+            boxes.append(_squares(corners, (line.get_markersize() / 2 + 1) * scale))
+    if legend := axes.get_legend():
+        boxes.append(legend.get_window_extent(renderer).extents[None])
+    return np.concatenate(boxes)
+
+
+def _along(start: Any, end: Any, step: float) -> Any:
+    """Return points on a straight line, a step apart."""
+    return np.linspace(start, end, max(2, round(math.dist(start, end) / step)))
+
+
+def _squares(points: Any, half: float) -> Boxes:
+    return np.concatenate([points - half, points + half], axis=1)
+
+
+def _overlaps(some: Boxes, others: Boxes) -> npt.NDArray[np.bool_]:
+    """Return which boxes overlap which, [some, others]."""
+    low, high = np.maximum(some[:, None, :2], others[None, :, :2]), np.minimum(some[:, None, 2:], others[None, :, 2:])
+    return np.asarray((low < high).all(axis=2))
 
 
 def _themed(colour: str) -> str:

@@ -62,7 +62,7 @@ def sections(parts: dict[str, Json]) -> list[Section]:
         "continuation": lambda found: Section(
             "continuation",
             "What it writes",
-            "<p>The same prompt, continued by the language model alone and with its memory. The darker a token’s "
+            "<p>The same prompt, continued by the language model alone and with its memory. The stronger a token’s "
             "background, the more of its probability came from the memory. Choose a token to see the contexts that "
             "the memory found for it.</p>",
             rest=continuation(found),
@@ -101,7 +101,7 @@ def _main(found: Json, paper: dict[str, Json]) -> Section:
     columns = [
         Column("Perplexity", "lower is better"),
         Column("Tokens/s", "more is better"),
-        Column("Speed-up", "over the kNN-LM"),
+        Column("Speed-up", "over kNN-LM"),
         Column("Of the LM", "its speed"),
         Column("Extra time", "µs a token"),
         Column("Skipped", "retrievals"),
@@ -123,8 +123,8 @@ def _main(found: Json, paper: dict[str, Json]) -> Section:
     )
     measured = any(row["end_to_end"] for row in found["rows"])
     star = (
-        "<p><small>* timed in one run from end to end; the other speeds are put together from the times of their "
-        "parts.</small></p>"
+        '<p class="note">* timed in one run from end to end; the other speeds are put together from the times of '
+        "their parts.</p>"
     )
     lead = (
         f"<p>Every row is the same language model on the same {found['tokens']:,} test tokens. The first has no "
@@ -309,7 +309,8 @@ def _adaptive(found: Json) -> Section:
                 "features",
                 lambda: figures.features(found),
                 "What the adaptor has to see, with half the retrievals skipped: f(c) is the context’s vector, conf "
-                "and ent how sure the model is, freq and fert how often the last words were seen and how many words followed them.",
+                "and ent how sure the model is, freq and fert how often the last words were seen and how many words "
+                "followed them.",
                 "Dot plot of the perplexity at 50 % skipped for each set of features.",
             )
         )
@@ -353,7 +354,8 @@ def _pruning(found: Json) -> Section:
     ]
     lead = (
         "<p>A memory holds many records that say nearly the same. Four ways to a smaller one are compared here, each "
-        "measured on the validation text with its own λ and temperature. The lower a line stays to the left, the less is lost.</p>"
+        "measured on the validation text with its own λ and temperature. The lower a line stays to the left, the less "
+        "is lost.</p>"
     )
     tables = [
         markup.table(figures.METHODS.get(name, name), "Kept", _POINT_COLUMNS, _points(one)) + _left_out(one)
@@ -369,7 +371,8 @@ def _listed(names: Iterable[str]) -> str:
 def _pca(found: Json) -> Section:
     lead = (
         "<p>A key is the model’s own summary of a context. Projecting keys on fewer dimensions makes the store "
-        "smaller; whether searches become faster depends on the index. The index is of the same kind at every point.</p>"
+        "smaller; whether searches become faster depends on the index. The index is of the same kind at every "
+        "point.</p>"
     )
     return _sweep(found, "pca", "Narrower keys", lead, "the width of the keys", "Width")
 
