@@ -192,7 +192,7 @@ def continuation(sentence: str | None = None) -> Json:
         if not word:
             continue
         share = (math.sin(2.3 * number) + 1) / 2
-        p = 0.2 + 0.7 * ((5 * number) % 7) / 7
+        p = 0.1 + 0.35 * ((5 * number) % 7) / 7
         nearest = [
             {
                 "text": f"the class is made with {rank} <b>arguments</b> & a name, which may be long enough to wrap",

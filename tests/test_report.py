@@ -95,7 +95,7 @@ def test_the_page_holds_every_part(whole):
     sections = [attrs["id"] for attrs in whole.page.of("section")]
     assert sorted(sections) == sorted(PARTS_OF_PAGE)
     said = " ".join(whole.page.text)
-    for number in ("16.89", "9.18", "1.22×", "98 %", "27,800", "IVF1024,PQ64", "transformers", "2.3 h"):
+    for number in ("16.89", "9.18", "1.22×", "98\xa0%", "27,800", "IVF1024,PQ64", "transformers", "2.3 h"):
         assert number in said
     assert measured.about()["command"] in said and measured.choice()["paragraph"] in said
 
@@ -326,9 +326,9 @@ def test_text_is_readable_in_both_modes(whole):
         (markup.speed, 0.8234, "0.82"),
         (markup.times, 1.2248, "1.22×"),
         (markup.times, 42.4, "42×"),
-        (markup.share, 0.978, "98 %"),
-        (markup.chance, 0.0042, "0.4 %"),
-        (markup.chance, 0.0, "0 %"),
+        (markup.share, 0.978, "98\xa0%"),
+        (markup.chance, 0.0042, "0.4\xa0%"),
+        (markup.chance, 0.0, "0\xa0%"),
         (markup.plain, 31.25, "31.25"),
         (markup.count, 1048576, "1,048,576"),
     ],

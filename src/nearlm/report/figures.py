@@ -191,7 +191,7 @@ def sweep_speed(found: Json) -> Any:
     _sweep(axes, found, "retrievals_per_second", COLOURS[1])
     _name(axes, _axis(found), "searches/s (more is better)")
     axes.yaxis.set_major_formatter("{x:,g}")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.06 * axes.get_ylim()[1])
     axes.legend(loc="lower left")
     return finish(figure)
 

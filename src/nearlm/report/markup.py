@@ -79,13 +79,13 @@ def times(value: float | None) -> str:
 
 def share(value: float | None) -> str:
     """Write a share as per cent."""
-    return _number(value, lambda number: f"{100 * number:.0f} %")
+    return _number(value, lambda number: f"{100 * number:.0f}\xa0%")
 
 
 def chance(value: float | None) -> str:
     """Write a probability as per cent; small ones keep a digit."""
     return _number(
-        value, lambda number: f"{100 * number:.0f} %" if number >= 0.1 or not number else f"{100 * number:.1g} %"
+        value, lambda number: f"{100 * number:.0f}\xa0%" if number >= 0.1 or not number else f"{100 * number:.1g}\xa0%"
     )
 
 

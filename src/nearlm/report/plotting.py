@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import html
 import io
 import itertools
 import math
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from nearlm import files
 from nearlm.errors import MissingExtraError, OptionError
+from nearlm.report.markup import text
 
 # Okabe and Ito's palette: told apart with any kind of colour vision; line styles and markers differ too.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -137,7 +137,7 @@ def inline(svg: str, name: str, label: str) -> str:
     body = re.sub(r'\bid="', f'id="{name}-', body)
     body = re.sub(r'(href="|url\()#', rf"\g<1>#{name}-", body)
     body = re.sub(r"(?<=: )#[0-9a-f]{6}\b", lambda found: _themed(found[0]), body)
-    opening = f'<svg role="img" aria-label="{html.escape(label)}"'
+    opening = f'<svg role="img" aria-label="{text(label)}"'
     return re.sub(r'<svg width="[^"]*" height="[^"]*"', lambda _: opening, body, count=1).strip()
 
 
@@ -209,7 +209,7 @@ def _obstacles(axes: Any, renderer: Any, scale: float) -> Boxes:
         if line.get_linestyle() != "None":
             boxes += [_squares(_along(*pair, 4 * scale), 2 * scale) for pair in itertools.pairwise(corners)]
         if line.get_marker() != "None":
-            boxes.append(_squares(corners, (line.get_markersize() / 2 + 1) * scale))
+            boxes.append(_squares(corners, (line.get_markersize() / 2 + 3) * scale))
     if legend := axes.get_legend():
         boxes.append(legend.get_window_extent(renderer).extents[None])
     return np.concatenate(boxes)
