@@ -460,7 +460,7 @@ def ablate(
     else:
         print(found.table())
     if figure:
-        report.ablation_figure(found, Path(figure))
+        report.ablation_figure(found.to_json(), Path(figure))
 
 
 @app.command("sweep")
@@ -514,7 +514,7 @@ def sweep_store(
     else:
         print(found.table())
     if figure:
-        report.sweep_figure(found, Path(figure))
+        report.sweep_figure(found.to_json(), Path(figure))
 
 
 @app.command()
