@@ -180,6 +180,26 @@ def test_an_interrupted_training_ends_in_the_same_weights(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_a_resumed_training_uses_as_many_threads_as_it_began_with(
+    text: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, seen, whole = torch.get_num_threads(), set(), transformers.Trainer.training_step
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        careful(patch)
+        interrupt(patch, 5)
+        train_lm(str(text), tmp_path / "model", TINY)
+    monkeypatch.setattr(
+        transformers.Trainer, "training_step", lambda *a: seen.add(torch.get_num_threads()) or whole(*a)
+    )
+    torch.set_num_threads(before + 1)
+    try:
+        train_lm(str(text), tmp_path / "model", TINY)
+        assert (seen, torch.get_num_threads()) == ({before}, before + 1)
+    finally:
+        torch.set_num_threads(before)
+    assert_same_model(tmp_path / "model", trained)
+
+
 @pytest.mark.parametrize("damage", ["half-written", "flipped", "cut", "both"])
 def test_a_damaged_checkpoint_is_passed_over(
     damage: str, text: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -37,10 +37,12 @@ DONE = "training.json"  # of a finished model folder
 CHECKPOINT_SECONDS = 120.0
 BOS, EOS = "<|bos|>", "<|eos|>"
 _BYTES = 256  # that every byte-level vocabulary begins with
-_LOGIT_BYTES = 256 << 20  # of logits at a time; a larger batch is taken in parts
+_LOGIT_BYTES = 64 << 20  # of logits at a time; a larger batch is taken in parts
 _STAMP = "sound.json"  # of a checkpoint: written last
 _KEPT = 2  # checkpoints
 _MEASURED_SECONDS = 10.0
+_CHEAP_SECONDS = 6.0  # a checkpoint that takes longer is made less often
+_PROGRAM_BYTES = 500 << 20  # of memory for torch and transformers themselves
 _IGNORED = -100  # the label of padding
 
 
@@ -363,24 +365,21 @@ def _watch(examples: _Examples, batch: int, steps: int, advance: Advance, report
     from transformers import TrainerCallback
 
     class Watch(TrainerCallback):  # type: ignore[misc]
-        began = saved = 0.0
-        first = pause = 0.0
-
         def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
             self.saved, self.pause = time.monotonic(), CHECKPOINT_SECONDS
+            self.began, self.first, self.told = 0.0, 0, False
 
         def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
             step, now = state.global_step, time.monotonic()
             advance(examples.predicted(slice((step - 1) * batch, step * batch)))
-            if not self.began:  # the first step is slow
+            if not self.first:  # the first step is slow and does not count
                 self.began, self.first = now, step
-            elif self.first and now - self.began > _MEASURED_SECONDS:
+            elif not self.told and now - self.began > _MEASURED_SECONDS:
+                self.told = True
                 left = (steps - step) * (now - self.began) / (step - self.first)
                 reporter.say(f"training takes about {duration(left)} from here on")
-                self.first = 0
             if now - self.saved >= self.pause and step < steps:
-                control.should_save = True
-                self.saved = now
+                self.saved, control.should_save = now, True
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **more: Any) -> None:
             if not math.isfinite(logs.get("loss", 0.0)):
@@ -389,7 +388,7 @@ def _watch(examples: _Examples, batch: int, steps: int, advance: Advance, report
         def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
             _stamp(Path(args.output_dir) / f"checkpoint-{state.global_step}")
             cost = time.monotonic() - self.saved
-            self.saved, self.pause = time.monotonic(), max(CHECKPOINT_SECONDS, 20 * cost) if CHECKPOINT_SECONDS else 0
+            self.saved, self.pause = time.monotonic(), CHECKPOINT_SECONDS * max(1.0, cost / _CHEAP_SECONDS)
 
     return Watch()
 
@@ -432,7 +431,7 @@ def _say_needs(model: Any, examples: _Examples, steps: int, at_once: int, folder
     config = model.config.get_text_config()
     disk = (12 * (_KEPT + 1) + 4) * weights  # weights and two moments a checkpoint; the model
     inside = 20 * config.hidden_size * config.num_hidden_layers + 3 * config.vocab_size
-    memory = 16 * weights + 4 * at_once * inside
+    memory = _PROGRAM_BYTES + 16 * weights + 4 * at_once * inside
     reporter.say(
         f"training {weights / 1e6:,.1f} million weights in {steps:,} steps, {examples.predictions:,} tokens in all; "
         f"needs about {size(memory)} of memory and {size(disk)} of disk"
