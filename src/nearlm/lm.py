@@ -86,9 +86,7 @@ class LM:
     @property
     def limit(self) -> int | None:
         """The longest window that the model can read, if it says so."""
-        config = _text_config(self.model)
-        limits = [getattr(config, name, None) for name in _LIMITS]
-        return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
+        return longest_window(self.model)
 
     def keys(self, batch: Batch) -> Tensor:
         """Return the context vectors of a batch's recorded positions, [records, dim]; the LM head is not run."""
@@ -181,6 +179,13 @@ class LM:
         if drift(vectors[:, :-1], others[:, :-1]) > tolerance(self.model):
             raise ModelError(f"{self.name} looks ahead: a token changes the vectors before it; expected a causal LM")
         return vectors.shape[-1]
+
+
+def longest_window(model: nn.Module) -> int | None:
+    """Return the longest window that a model can read, if it says so."""
+    config = _text_config(model)
+    limits = [getattr(config, name, None) for name in _LIMITS]
+    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:

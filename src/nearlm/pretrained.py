@@ -45,7 +45,7 @@ def load_pretrained(spec: ModelSpec) -> tuple[nn.Module, Any]:
     """Load a model, ready for inference, and its tokenizer."""
     device = choose_device(spec.device)
     dtype = choose_dtype(spec.dtype, device)
-    with _hushed():
+    with hushed():
         tokenizer = load_tokenizer(spec)
         model = _load_model(spec, device, dtype)
         if spec.adapter:
@@ -54,7 +54,7 @@ def load_pretrained(spec: ModelSpec) -> tuple[nn.Module, Any]:
 
 
 @contextlib.contextmanager
-def _hushed() -> Iterator[None]:
+def hushed() -> Iterator[None]:
     """Keep transformers from drawing its own bars and warnings over ours."""
     from transformers.utils import logging as chatter
 
