@@ -16,7 +16,7 @@ import numpy as np
 
 from nearlm.datastore import Datastore
 from nearlm.evaluate import Evaluation, evaluate_tokens
-from nearlm.experiments.sweep import searches_per_second
+from nearlm.experiments.measuring import searches_per_second
 from nearlm.indexing import build_index
 from nearlm.knnlm import KNNLM, load_lm
 from nearlm.progress import Reporter

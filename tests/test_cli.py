@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearlm import __version__, cli, extract
+from nearlm import __version__, extract
+from nearlm.cli.options import show
 from nearlm.datastore import Datastore
 
 
@@ -35,7 +36,7 @@ def subprocess_run(*arguments: object, **options) -> subprocess.CompletedProcess
 # Help and version
 
 
-COMMANDS = "build info verify reduce prune index tune adapt eval ablate sweep generate".split()
+COMMANDS = "build info verify reduce prune index tune adapt eval generate ablate sweep optimize demo reproduce".split()
 
 
 def test_help_lists_the_commands(nearlm):
@@ -190,7 +191,7 @@ def test_what_goes_elsewhere_is_not_wrapped(nearlm, store, monkeypatch):
 
 
 def test_a_text_of_many_lines_stays_aligned(capfd):
-    cli._show({"text": "one\n two\n\nthree", "nothing": None, "yes": True, "n": 1234567, "f": 0.5}, as_json=False)
+    show({"text": "one\n two\n\nthree", "nothing": None, "yes": True, "n": 1234567, "f": 0.5}, as_json=False)
     assert capfd.readouterr().out.splitlines() == [
         "text     one",
         "          two",

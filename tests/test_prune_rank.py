@@ -45,6 +45,7 @@ def test_the_records_with_the_highest_scores_stay(store, tmp_path, k, count_self
 
 def test_scores_go_on_after_a_kill(store, tmp_path, monkeypatch):
     whole = prune_store(store, "rank", tmp_path / "whole", keep=0.5, k=20, quiet=True)
+    (store.path / "index" / "default" / "ranks.json").unlink()
     monkeypatch.setattr(self_search, "SEARCH_BLOCK", 40)
     monkeypatch.setattr(rank, "CHECKPOINT_SECONDS", 0)
     searched, real = [], self_search.search_block
@@ -63,6 +64,26 @@ def test_scores_go_on_after_a_kill(store, tmp_path, monkeypatch):
     assert searched == [0, 40, 80, 80, 120, 120, 160, 200]
     assert made.manifest["files"] == whole.manifest["files"]
     assert not list(made.path.glob("**/rank-*.npy"))
+
+
+def test_scores_serve_other_shares_but_not_other_searches(store, tmp_path, monkeypatch):
+    searched, real = [], self_search.search_block
+    monkeypatch.setattr(self_search, "search_block", lambda *given: searched.append(1) or real(*given))
+
+    def pruned(name, **options):
+        searched.clear()
+        return prune_store(store, "rank", tmp_path / name, quiet=True, **{"k": 20, **options})
+
+    alone = pruned("a", keep=0.3)
+    assert searched
+    pruned("b", keep=0.7)
+    assert not searched
+    assert pruned("c", keep=0.3, count_self=True) and searched
+    assert pruned("d", keep=0.3, k=30) and searched
+    assert pruned("e", keep=0.3).manifest["files"] == alone.manifest["files"] and searched
+    path = store.path / "index" / "default" / "ranks.npy"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
+    assert pruned("f", keep=0.3).manifest["files"] == alone.manifest["files"] and searched
 
 
 def test_random_keeps_the_seeded_share(store, tmp_path):

@@ -23,6 +23,7 @@ TRANSFORM = "transform.faiss"
 ASSIGN = "assign.npy"
 PROBE = "probe.npy"
 TOKENIZER = "tokenizer"
+DEFAULTS = "defaults.json"
 KEY_DTYPES = ("float16", "float32")
 _SAME, _SIMILAR = 0.9999, 0.98
 _SHOWN = 100  # positions of a merged record
@@ -176,6 +177,16 @@ class Datastore:
         return sorted(path.parent.name for path in self.path.glob("adaptor/*/adaptor.json"))
 
     @property
+    def defaults(self) -> Json:
+        """Which index, adaptor and share of skipped searches are used when none is named."""
+        named = files.read_stamped(self.path / DEFAULTS) if (self.path / DEFAULTS).exists() else {}
+        return {"index": "default", "adaptor": None, "skip": None} | named
+
+    def set_defaults(self, index: str, adaptor: str | None = None, skip: float | None = None) -> None:
+        """Choose what is used when none is named."""
+        files.write_stamped(self.path / DEFAULTS, {"index": index, "adaptor": adaptor, "skip": skip})
+
+    @property
     def weighted(self) -> bool:
         """Whether records stand for more than themselves, so that their weights matter."""
         return bool(self.manifest.get("weighted", False))
@@ -274,6 +285,7 @@ class Datastore:
             "texts": [text for segment in manifest["segments"] for text in segment["texts"]],
             "indexes": self.indexes,
             "adaptors": self.adaptors,
+            "defaults": {name: self.defaults[name] for name in ("index", "adaptor", "skip")},
             "shards": len(manifest["shards"]),
             "bytes": self.bytes,
             "bytes_per_record": round(self.bytes / len(self)),
@@ -307,6 +319,7 @@ class Datastore:
     def verify(self, advance: Callable[[int], None] = lambda count: None) -> None:
         """Read every byte and refuse the first file that is not as it was written."""
         read_manifest(self.path)
+        assert self.defaults
         for name, stated in self.manifest["files"].items():
             path = self.path / name
             if not path.is_file():

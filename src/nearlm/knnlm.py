@@ -15,7 +15,7 @@ from nearlm.adaptor import Adaptor, Gate
 from nearlm.attaching import attach, check_mixing
 from nearlm.datastore import Context, Datastore
 from nearlm.errors import OptionError
-from nearlm.index import DEFAULT, index_folder
+from nearlm.index import index_folder
 from nearlm.lm import LM
 from nearlm.mix import found, log_p_knn, mix
 from nearlm.ngrams import Tokens, last_tokens
@@ -104,7 +104,7 @@ class KNNLM:
         store: str | Path | Datastore,
         model: str | ModelSpec | LM | None = None,
         *,
-        index: str = DEFAULT,
+        index: str | None = None,
         lam: float | None = None,
         temperature: float | None = None,
         k: int | None = None,
@@ -118,13 +118,20 @@ class KNNLM:
         """Load a store's model, index and tuned settings; what is given here goes before what was tuned.
 
         With an adaptor λ comes from it, and the share `skip` of the tokens (`auto`: as many as a perplexity `budget`
-        allows) does not ask the memory.
+        allows) does not ask the memory. Index, adaptor and share are the store's defaults if nothing is said of a
+        search; adaptor `none` stands for one λ.
         """
+        opened = store if isinstance(store, Datastore) else Datastore.open(store)
+        defaults = opened.defaults
+        given = [value for value in (index, lam, temperature, k, nprobe, distances) if value is not None]
+        if adaptor is None and knn and not given:
+            adaptor = defaults["adaptor"]
+            skip = defaults["skip"] if adaptor is not None and skip is None and budget is None else skip
+        adaptor, index = (None if adaptor == "none" else adaptor), index or defaults["index"]
         if adaptor is None and (skip is not None or budget is not None):
             raise OptionError("--skip and --budget need an adaptor; name it with --adaptor")
         if adaptor is not None and (lam is not None or not knn):
             raise OptionError("an adaptor chooses λ itself; leave out --lam and --no-knn, or --adaptor")
-        opened = store if isinstance(store, Datastore) else Datastore.open(store)
         gate = None
         if adaptor is not None:
             gate = Adaptor.load(opened, adaptor).gate(0.0 if skip is None else skip, budget)

@@ -12,6 +12,7 @@ from nearlm.progress import size
 
 PARTS = ("about", "baseline", "main", "choice", "adaptive", "pruning", "pca", "k", "continuation")
 NLM, VANILLA, ALL = "NLM", "kNN-LM", "+ All"
+_SHOWN = 6  # tokens of a continuation
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,12 @@ class MainTable:
 
     tokens: int
     rows: list[Row]
+
+    @classmethod
+    def from_json(cls, found: Json) -> "MainTable":
+        """Read a table back."""
+        names = Row.__dataclass_fields__
+        return cls(found["tokens"], [Row(**{name: row[name] for name in names}) for row in found["rows"]])
 
     def row(self, name: str) -> Row:
         """Return the row of a name."""
@@ -107,3 +114,29 @@ class Results:
         """Return every part that has been measured."""
         found = {part: self.load(part) for part in PARTS}
         return {part: value for part, value in found.items() if value is not None}
+
+    def told(self) -> str:
+        """Return the main table, the choice and the continuation, for people."""
+        found, said = self.all(), []
+        if "main" in found:
+            said.append(MainTable.from_json(found["main"]).table())
+        if "choice" in found:
+            said.append(found["choice"]["paragraph"])
+        if "continuation" in found:
+            said.append(_told_continuation(found["continuation"]))
+        return "\n\n".join(said)
+
+
+def _told_continuation(found: Json) -> str:
+    """Show a continuation without and with the memory, and the tokens that owe the memory most."""
+    lines = [f"{found['prompt']} …", f"  without: {found['without']!r}", f"  with:    {found['with']!r}"]
+    owed = sorted(found["tokens"], key=lambda one: one["p_lm"] - one["p"])[:_SHOWN]
+    for one in (token for token in found["tokens"] if token in owed):
+        lines.append(
+            f"    {one['token']!r:14} p_LM {one['p_lm']:.3f}  p_kNN {one['p_knn']:.3f}  λ {one['lam']:.2f}  "
+            f"p {one['p']:.3f}"
+        )
+        for near in one["nearest"][:1]:
+            before = " ".join(near["text"].split())[-50:]
+            lines.append(f"      …{before} → {near['token']!r}  ({near['source']})")
+    return "\n".join(lines)

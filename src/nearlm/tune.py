@@ -14,7 +14,7 @@ from nearlm.lm import LM
 from nearlm.mix import mix, perplexity
 from nearlm.progress import Reporter
 from nearlm.retrieve import Retriever
-from nearlm.trace import Reading, Trace, read_text, trace_lm, trace_search
+from nearlm.trace import Reading, TokenText, Trace, read_text, trace_lm, trace_search
 
 PAPER_LAMBDAS = tuple(round(0.1 + 0.05 * step, 2) for step in range(17))
 LAMBDAS = tuple(round(0.01 * step, 2) for step in range(1, 100))
@@ -79,10 +79,15 @@ def tune(
     if not retriever.nested:
         traces += [trace_search(lm_trace, retriever, small, reporter) for small in KS if small < k]
     found = tune_traces(traces)
-    settings = {**asdict(found.best), "nprobe": retriever.index.nprobe, "distances": retriever.distances}
-    folder = index_folder(retriever.store, retriever.name)
-    files.write_stamped(folder / "settings.json", {**settings, "tokens": found.tokens, "text": text.sha256})
+    save_settings(retriever, found.best, text)
     return found
+
+
+def save_settings(retriever: Retriever, best: Point, text: TokenText) -> None:
+    """Keep what was tuned on a text with the index."""
+    settings = {**asdict(best), "nprobe": retriever.index.nprobe, "distances": retriever.distances}
+    folder = index_folder(retriever.store, retriever.name)
+    files.write_stamped(folder / "settings.json", {**settings, "tokens": len(text.targets), "text": text.sha256})
 
 
 def best_setting(trace: Trace) -> Point:
@@ -90,14 +95,17 @@ def best_setting(trace: Trace) -> Point:
     return _best_at(trace, trace.k, np.asarray(trace.lm.logp, np.float64))
 
 
+def paper_setting(trace: Trace) -> Point:
+    """Return the best λ of the paper's own protocol: T=1, λ from 0.1 to 0.9 in steps of 0.05."""
+    return _best_lambda(np.asarray(trace.lm.logp, np.float64), trace.log_p_knn(1.0), trace.k, 1.0, PAPER_LAMBDAS)
+
+
 def tune_traces(traces: Sequence[Trace]) -> Tuning:
     """Search λ × T × k over one trace, or over one trace for each k where a smaller k is not part of a larger."""
     log_lm = np.asarray(traces[0].lm.logp, np.float64)
     by_k = [_best_at(trace, k, log_lm) for trace in traces for k in _ks(trace)]
     best = min(by_k, key=lambda point: point.perplexity)
-    full = traces[0]
-    at_one = full.log_p_knn(1.0)
-    paper = _best_lambda(log_lm, at_one, full.k, 1.0, PAPER_LAMBDAS)
+    paper = paper_setting(traces[0])
     chosen = next(trace for trace in traces if trace.k >= best.k and (trace.retriever.nested or trace.k == best.k))
     log_knn = chosen.log_p_knn(best.temperature, best.k)
     return Tuning(

@@ -1,7 +1,7 @@
 """The paper's ablations of adaptive retrieval on a test text: masks, weights, features, objectives, the oracle."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,11 +13,13 @@ from nearlm.adaptor import Adaptor
 from nearlm.adaptor_network import FEATURES, Shape
 from nearlm.adaptor_training import Examples, Split, Training, best_constant, split_rows, train_network
 from nearlm.datastore import Datastore
+from nearlm.experiments.measuring import TIMED, adaptor_seconds, searches_per_second
 from nearlm.files import Json
 from nearlm.lm import LM
 from nearlm.mix import mix, perplexity
-from nearlm.ngrams import build_ngrams, last_tokens
+from nearlm.ngrams import build_ngrams
 from nearlm.progress import Reporter
+from nearlm.retrieve import Retriever
 from nearlm.trace import SCORE_BATCH_TOKENS, Reading, Trace, read_text
 from nearlm.windows import fill_batch, plan_batches
 
@@ -31,7 +33,6 @@ PAPER_ROWS = (
     ("conf", "ent", "freq", "fert"),
     ("keys",),
 )
-_TIMED = 1024
 
 Floats = npt.NDArray[np.float64]
 
@@ -201,22 +202,21 @@ class _Learning:
         return examples_of(trace, shape, self.ngrams if shape.counts else None, settings)
 
 
-def _speed(lm: LM, adaptor: Adaptor, trace: Trace, retriever: Any) -> Json:
-    """Time one batch of each part and say what tokens/s they add up to at every share."""
-    text, rows = trace.lm.text, min(_TIMED, len(trace.lm))
+def _speed(lm: LM, adaptor: Adaptor, trace: Trace, retriever: Retriever) -> Json:
+    """Time each part alone and say what tokens/s they add up to at every share."""
+    text = trace.lm.text
     batch = fill_batch(text.tokens, text.windows[plan_batches(text.windows, SCORE_BATCH_TOKENS)[0]])
-    contexts = last_tokens(text.tokens, text.bounds, text.windows.target_positions[:rows])
-    statistics = (trace.lm.conf[:rows], trace.lm.ent[:rows])
+    queries = np.asarray(trace.lm.keys[:TIMED])
     seconds = {
         "lm": _timed(lambda: lm.score(batch), len(batch.targets)),
-        "search": _timed(lambda: retriever.search(trace.lm.keys[:rows], adaptor.settings.k), rows),
-        "adaptor": _timed(lambda: adaptor.log_weights(trace.lm.keys[:rows], *statistics, contexts), rows),
+        "search": 1 / searches_per_second(retriever, queries, adaptor.settings.k),
+        "adaptor": adaptor_seconds(adaptor, trace.lm),
     }
     each = [1 / (seconds["lm"] + seconds["adaptor"] + (1 - share) * seconds["search"]) for share in SHARES]
     return {"seconds_per_token": seconds, "tokens_per_second": each}
 
 
-def _timed(run: Any, count: int) -> float:
+def _timed(run: Callable[[], object], count: int) -> float:
     """Return the seconds a token of a run takes, the first run not counted."""
     run()
     started = time.perf_counter()

@@ -5,18 +5,17 @@ has been measured is noted in the sweep's folder, so that it goes on after a kil
 the index that the sweep needs in the store itself, are removed when they have served, unless the stores are wanted.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nearlm import files
 from nearlm.datastore import Datastore
 from nearlm.errors import OptionError
+from nearlm.experiments.measuring import TIMED, searches_per_second, unbeaten
 from nearlm.files import Json
 from nearlm.index import choose_index, index_folder
 from nearlm.indexing import build_index
@@ -30,8 +29,6 @@ from nearlm.tune import best_setting
 
 OVER = ("dim", "keep", "neighbors", "k", "nprobe")
 _NAME = "sweep"
-_TIMED = 4096  # queries
-_BATCH = 2048
 
 
 @dataclass(frozen=True)
@@ -136,27 +133,8 @@ def sweep(
 
 def pareto_front(points: Sequence[SweepPoint]) -> list[SweepPoint]:
     """Mark the points that no other beats in speed and perplexity alike."""
-
-    def beaten(one: SweepPoint) -> bool:
-        return any(
-            other.perplexity <= one.perplexity
-            and other.retrievals_per_second >= one.retrievals_per_second
-            and (other.perplexity, other.retrievals_per_second) != (one.perplexity, one.retrievals_per_second)
-            for other in points
-        )
-
-    return [replace(point, pareto=not beaten(point)) for point in points]
-
-
-def searches_per_second(retriever: Retriever, queries: npt.NDArray[np.floating[Any]], k: int) -> float:
-    """Time searches alone, in batches as evaluation makes them; the best of three passes."""
-    times = []
-    for _ in range(3):
-        started = time.perf_counter()
-        for start in range(0, len(queries), _BATCH):
-            retriever.search(queries[start : start + _BATCH], k, ordered=False)
-        times.append(time.perf_counter() - started)
-    return len(queries) / min(times)
+    best = unbeaten([(point.perplexity, -point.retrievals_per_second) for point in points])
+    return [replace(point, pareto=mark) for point, mark in zip(points, best, strict=True)]
 
 
 def _check(
@@ -265,7 +243,7 @@ class _Bench:
         retriever = Retriever(store, self.index, nprobe=nprobe if spec["nprobe"] else None)
         trace = trace_search(self.traced, retriever, k, self.reporter)
         best = best_setting(trace)
-        speed = searches_per_second(retriever, np.asarray(self.traced.keys[:_TIMED]), k)
+        speed = searches_per_second(retriever, np.asarray(self.traced.keys[:TIMED]), k)
         return SweepPoint(
             over,
             value,

@@ -55,12 +55,17 @@ def saved_neighbors(store: Datastore, name: str, k: int, reporter: Reporter) -> 
     index, described = open_index(store, name)
     k = min(k, index.records)
     folder = index_folder(store, name)
-    of = {"manifest": store.manifest["checksum"], "index": described["files"], "nprobe": index.nprobe}
+    of = made_from(store, index, described)
     with files.lock(folder):
         about = _about(store, name)
         if about.get("of") != of or about["k"] < k:
             about = _search(store, index, search_seconds(store, described), name, {"of": of, "k": k}, reporter)
         return _file(store, name, about["k"]).open()
+
+
+def made_from(store: Datastore, index: SearchIndex, described: Json) -> Json:
+    """Say what the searches for all records depend on."""
+    return {"manifest": store.manifest["checksum"], "index": described["files"], "nprobe": index.nprobe}
 
 
 def verify_neighbors(store: Datastore, name: str) -> None:

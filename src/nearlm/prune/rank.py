@@ -1,6 +1,7 @@
 """Rank-based pruning: records that are rarely, or only distantly, anyone's neighbour are dropped.
 
-A record's score is g = Σ 1/rank over the searches for all records of the store that find it.
+A record's score is g = Σ 1/rank over the searches for all records of the store that find it. Scores, not neighbours,
+are kept beside the index (`ranks.npy`, `ranks.json`): they serve every other share to keep.
 """
 
 import time
@@ -13,12 +14,12 @@ import numpy.typing as npt
 
 from nearlm import files
 from nearlm.arrays import ArrayFile
-from nearlm.datastore import Datastore
+from nearlm.datastore import Datastore, describe
 from nearlm.errors import OptionError
 from nearlm.files import Json
-from nearlm.index import DEFAULT, PAPER_K, open_index
+from nearlm.index import DEFAULT, PAPER_K, index_folder, open_index
 from nearlm.progress import Reporter, duration
-from nearlm.prune.neighbors import index_ram, ready_index, search_seconds, streamed_neighbors
+from nearlm.prune.neighbors import index_ram, made_from, ready_index, search_seconds, streamed_neighbors
 from nearlm.prune.selection import Selection, Work, check_keep, target
 
 CHECKPOINT_SECONDS = 30.0
@@ -49,9 +50,41 @@ class RankOptions:
 
 def select(work: Work, options: RankOptions) -> Selection:
     """Keep the records with the highest scores; of equal ones the first."""
-    g = _scores(work, options)
+    g = _known_scores(work.store, options)
+    if g is None:
+        g = _scores(work, options)
+        _keep_scores(work.store, options, g)
     best = np.argsort(-g, kind="stable")[: target(options.keep, len(g))]
     return Selection.of_survivors(np.sort(best), len(g), {})
+
+
+def _known_scores(store: Datastore, options: RankOptions) -> npt.NDArray[np.float64] | None:
+    """Return the scores that were kept beside the index, if they are whole and of the same searches."""
+    about, file = _beside(store, options.index)
+    if not about.exists():
+        return None
+    noted = files.read_stamped(about)
+    if noted["of"] != _searches(store, options) or not file.sound or describe(file.path) != noted["file"]:
+        return None
+    return np.array(file.open())
+
+
+def _keep_scores(store: Datastore, options: RankOptions, g: npt.NDArray[np.float64]) -> None:
+    about, file = _beside(store, options.index)
+    with files.lock(about.parent):
+        files.remove(about)
+        files.write_bytes(file.path, file.header + g.tobytes())
+        files.write_stamped(about, {"of": _searches(store, options), "file": describe(file.path)})
+
+
+def _beside(store: Datastore, index: str) -> tuple[Path, ArrayFile]:
+    folder = index_folder(store, index)
+    return folder / "ranks.json", ArrayFile(folder / "ranks.npy", np.dtype("float64"), (len(store),))
+
+
+def _searches(store: Datastore, options: RankOptions) -> Json:
+    made = made_from(store, *open_index(store, options.index))
+    return {**made, "k": min(options.k, len(store)), "count_self": options.count_self}
 
 
 def _scores(work: Work, options: RankOptions) -> npt.NDArray[np.float64]:

@@ -1,0 +1,214 @@
+"""The paper's tables on a test text: the LM, the vanilla kNN-LM, its remedies one by one, and all together.
+
+Perplexities come from one trace of the text and one search for each memory. The LM, the vanilla kNN-LM and the last row
+are timed end to end, in interleaved runs; the other rows have the LM's speed with the times of their parts added.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from nearlm.adaptor import Adaptor
+from nearlm.datastore import Datastore
+from nearlm.errors import NearLMError
+from nearlm.evaluate import Evaluation, evaluate_tokens
+from nearlm.experiments.measuring import TIMED, adaptor_seconds, searches_per_second
+from nearlm.index import PAPER_K
+from nearlm.indexing import build_index
+from nearlm.knnlm import KNNLM
+from nearlm.lm import LM
+from nearlm.mix import mix, perplexity
+from nearlm.ngrams import last_tokens
+from nearlm.progress import Reporter
+from nearlm.prune.pruning import prune_store
+from nearlm.reduce import reduce_store
+from nearlm.results import ALL, NLM, VANILLA, MainTable, Row
+from nearlm.retrieve import Retriever
+from nearlm.trace import LMTrace, Reading, TokenText, read_text, trace_lm, trace_search
+from nearlm.tune import Point, best_setting, paper_setting, save_settings
+
+PAPER, AUTO = "paper", "auto"
+KEEP = 0.6  # what the paper's main table keeps when it merges
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The validation and test texts of an experiment, how many tokens of each to use, and how many to time."""
+
+    valid: Sequence[str]
+    test: Sequence[str]
+    valid_tokens: int | None = None
+    test_tokens: int | None = None
+    timed_tokens: int = 4000
+
+
+class Memories:
+    """Makes the memories of the tables, in a folder and in the store, and measures them."""
+
+    def __init__(self, lm: LM, store: Datastore, texts: Texts, folder: Path, reporter: Reporter):
+        self.lm, self.store, self.texts, self.folder, self.reporter = lm, store, texts, folder, reporter
+        self.valid = self._trace(texts.valid, texts.valid_tokens)
+        self.test = self._trace(texts.test, texts.test_tokens)
+
+    def alone(self) -> KNNLM:
+        """Return the LM without a memory."""
+        return KNNLM(self.lm, self.store, None)
+
+    def tuned(self, store: Datastore, factory: str, distances: str = "index", *, at_one: bool = False) -> KNNLM:
+        """Return a store's memory with some kind of index, λ and T tuned on the validation text, or T=1."""
+        build_index(store, factory, name=factory, quiet=self.reporter.quiet)
+        retriever = Retriever(store, factory, distances=distances)
+        trace = trace_search(self.valid, retriever, PAPER_K, self.reporter)
+        setting = paper_setting(trace) if at_one else best_setting(trace)
+        return self._knnlm(store, retriever, setting)
+
+    def adapted(self, knnlm: KNNLM, budget: float) -> KNNLM:
+        """Return a memory with an adaptor that skips as much as a budget allows on what it held out."""
+        assert knnlm.retriever is not None and knnlm.k is not None
+        store, index = knnlm.store, knnlm.retriever.name
+        setting = Point(knnlm.k, knnlm.temperature, knnlm.lam, 0.0)
+        save_settings(knnlm.retriever, setting, self.valid.text)
+        adaptor = self._adaptor(store, index)
+        return KNNLM(
+            self.lm,
+            store,
+            knnlm.retriever,
+            lam=knnlm.lam,
+            temperature=knnlm.temperature,
+            k=knnlm.k,
+            gate=adaptor.gate("auto", budget),
+        )
+
+    def merged(self) -> Datastore:
+        """Make the store with greedily merged records."""
+        build_index(self.store, AUTO, name=AUTO, quiet=self.reporter.quiet)
+        options: dict[str, Any] = {"keep": KEEP, "index": AUTO, "quiet": self.reporter.quiet}
+        return prune_store(self.store, "merge", self.folder / "merged", **options)
+
+    def reduced(self) -> Datastore:
+        """Make the store with half of the dimensions, as the paper's main table has, so that codes divide them."""
+        dim = 64 * (self.store.dim // 128) or max(1, self.store.dim // 2)
+        return reduce_store(self.store, dim, self.folder / "reduced", quiet=self.reporter.quiet)
+
+    def row(self, name: str, knnlm: KNNLM, lm_seconds: float) -> Row:
+        """Measure one memory from the trace of the test text, and its speed from its parts."""
+        log_lm = np.asarray(self.test.logp, np.float64)
+        if knnlm.retriever is None:
+            return Row(name, perplexity(log_lm), 1 / lm_seconds)
+        k = min(knnlm.k or PAPER_K, knnlm.retriever.max_k)
+        trace = trace_search(self.test, knnlm.retriever, k, self.reporter)
+        log_knn, lam, extra = trace.log_p_knn(knnlm.temperature), np.full(len(log_lm), knnlm.lam), 0.0
+        if knnlm.gate is not None:
+            lam = knnlm.gate.weights(self.test.keys, self.test.conf, self.test.ent, self._contexts())
+            extra = adaptor_seconds(knnlm.gate.adaptor, self.test)
+        asked = lam > 0
+        logp = np.where(asked, mix(log_lm, log_knn, lam), log_lm)
+        search = 1 / searches_per_second(knnlm.retriever, np.asarray(self.test.keys[:TIMED]), k)
+        started = time.perf_counter()
+        trace.log_p_knn(knnlm.temperature)
+        search += (time.perf_counter() - started) / len(log_lm)
+        seconds = extra + float(asked.mean()) * search
+        described = knnlm.retriever.described
+        return Row(
+            name,
+            perplexity(logp),
+            1 / (lm_seconds + seconds),
+            microseconds=1e6 * seconds,
+            records=len(knnlm.store),
+            dim=knnlm.store.dim,
+            store_bytes=knnlm.store.bytes,
+            index_bytes=sum(file["bytes"] for file in described["files"].values()),
+            index=described["spec"]["factory"],
+            nprobe=knnlm.retriever.index.nprobe,
+            k=k,
+            temperature=knnlm.temperature,
+            lam=knnlm.lam if knnlm.gate is None else None,
+            skipped=1 - float(asked.mean()),
+        )
+
+    def timed(self, models: dict[str, KNNLM], rounds: int) -> dict[str, list[Evaluation]]:
+        """Evaluate some models end to end on the first tokens of the test text, in turn, a few rounds."""
+        text = self._read(self.texts.test, min(self.texts.timed_tokens, self.texts.test_tokens or 1 << 62))
+        found: dict[str, list[Evaluation]] = {name: [] for name in models}
+        for number in range(rounds):
+            self.reporter.say(f"timing end to end, round {number + 1} of {rounds}: {', '.join(models)}")
+            for name, knnlm in models.items():
+                found[name].append(evaluate_tokens(knnlm, text, reporter=self.reporter))
+        return found
+
+    def _knnlm(self, store: Datastore, retriever: Retriever, setting: Point) -> KNNLM:
+        return KNNLM(self.lm, store, retriever, lam=setting.lam, temperature=setting.temperature, k=setting.k)
+
+    def _adaptor(self, store: Datastore, index: str) -> Adaptor:
+        """Train an adaptor on the validation text, unless there is one for this very search."""
+        if index in store.adaptors:
+            try:
+                adaptor = Adaptor.load(store, index)
+                settings = adaptor.settings
+                adaptor.check(settings.retriever(store), settings.temperature, settings.k, self.lm.fingerprint())
+                if adaptor.described["text"] == self.valid.text.sha256:
+                    return adaptor
+            except NearLMError as error:
+                self.reporter.say(f"{error}; training it again")
+        options: dict[str, Any] = {"max_tokens": self.texts.valid_tokens, "reporter": self.reporter}
+        return Adaptor.train(self.lm, store, self.texts.valid, name=index, index=index, **options)
+
+    def _contexts(self) -> Any:
+        text = self.test.text
+        return last_tokens(text.tokens, text.bounds, text.windows.target_positions)
+
+    def _trace(self, texts: Sequence[str], tokens: int | None) -> LMTrace:
+        reading = Reading.of_store(self.store.manifest)
+        return trace_lm(self.lm, self._read(texts, tokens), reading, self.reporter)
+
+    def _read(self, texts: Sequence[str], tokens: int | None) -> TokenText:
+        reading = Reading.of_store(self.store.manifest)
+        return read_text(texts, self.lm.tokenizer, reading, max_tokens=tokens, reporter=self.reporter)
+
+
+def main_table(memories: Memories, best: Datastore, *, budget: float, rounds: int) -> MainTable:
+    """Measure the paper's rows; `best` is the optimized store, with all remedies."""
+    vanilla, everything = memories.tuned(memories.store, PAPER), KNNLM.load(best, memories.lm)
+    whole = {NLM: memories.alone(), VANILLA: vanilla, ALL: everything}
+    runs = memories.timed(whole, rounds)
+    speeds = {name: median(run.tokens_per_second for run in found) for name, found in runs.items()}
+    models = {
+        NLM: whole[NLM],
+        VANILLA: vanilla,
+        "+ AR": memories.adapted(vanilla, budget),
+        "+ GM": memories.tuned(memories.merged(), PAPER),
+        "+ DR": memories.tuned(memories.reduced(), PAPER),
+        "+ index": memories.tuned(memories.store, AUTO),
+        ALL: everything,
+    }
+    rows = []
+    for name, knnlm in models.items():
+        row = memories.row(name, knnlm, 1 / speeds[NLM])
+        if name in runs:
+            beyond = median(_beyond(run) for run in runs[name])
+            row = replace(row, tokens_per_second=speeds[name], microseconds=beyond, end_to_end=True)
+        rows.append(row)
+    return MainTable(len(memories.test), rows)
+
+
+def baseline(memories: Memories, lm_seconds: float) -> MainTable:
+    """Measure the paper's first table: the LM, kNN-LMs with T=1 and T tuned, with exact distances, with our index."""
+    models = {
+        NLM: memories.alone(),
+        "kNN-LM, T=1": memories.tuned(memories.store, PAPER, at_one=True),
+        VANILLA: memories.tuned(memories.store, PAPER),
+        "kNN-LM, exact": memories.tuned(memories.store, PAPER, "store"),
+        "nearlm's index": memories.tuned(memories.store, AUTO),
+    }
+    return MainTable(len(memories.test), [memories.row(name, model, lm_seconds) for name, model in models.items()])
+
+
+def _beyond(run: Evaluation) -> float:
+    """Return the microseconds that a token took beyond the LM."""
+    share = run.adaptor_share + run.search_share + run.mixing_share
+    return 1e6 * share * run.seconds / run.tokens

@@ -1,0 +1,208 @@
+"""The paper's experiments from a setting: build, tune, shrink, measure, part after part, and a page of it all.
+
+What has been measured stands in the folder as plain files; a run goes on with what is missing.
+"""
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from nearlm import files
+from nearlm.datastore import Datastore
+from nearlm.errors import StoreError
+from nearlm.experiments.ablate import ablate
+from nearlm.experiments.maintable import PAPER, Memories, Texts, baseline, main_table
+from nearlm.experiments.optimize import Choice, optimize
+from nearlm.experiments.settings import TRAINED, Setting
+from nearlm.experiments.sweep import sweep
+from nearlm.extract import build
+from nearlm.fetch import cache_dir, store_folder
+from nearlm.files import Json
+from nearlm.knnlm import KNNLM, load_lm
+from nearlm.lm import LM
+from nearlm.progress import Reporter
+from nearlm.prune.pruning import METHODS
+from nearlm.results import NLM, MainTable, Results, Row
+
+BUDGET = 0.1
+DEMO_PARTS = ("choice", "main", "continuation")
+ALL_PARTS = ("choice", "main", "baseline", "adaptive", "pruning", "pca", "k", "continuation")
+_NEW_TOKENS = 48
+_VERSIONS = ("nearlm", "torch", "transformers", "faiss-cpu", "numba")
+
+
+class Reproduction:
+    """One setting in one folder."""
+
+    def __init__(
+        self, setting: Setting, out: Path, reporter: Reporter, *, command: str = "", finetune_tokens: int | None = None
+    ):
+        self.setting, self.out, self.reporter, self.command = setting, out, reporter, command
+        self.finetune_tokens = finetune_tokens
+        self.results = Results(out)
+
+    def run(self, parts: Sequence[str]) -> Results:
+        """Measure the parts that are missing."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        with files.lock(self.out):
+            self._check_folder()
+            started = time.monotonic()
+            for number, part in enumerate(parts, 1):
+                if self.results.load(part) is None:
+                    self.reporter.say(f"— {part} ({number} of {len(parts)}) —")
+                    found, rows = getattr(self, f"_{part}")()
+                    self.results.save(part, found, rows)
+            self._about(time.monotonic() - started)
+        return self.results
+
+    @cached_property
+    def store(self) -> Datastore:
+        """The store of the training text, built if need be."""
+        place = self.setting.store if self.setting.max_tokens is None else None
+        folder = store_folder(place or self.out / "store")
+        if (folder / "manifest.json").exists():
+            return Datastore.open(folder)
+        model = self._trained() if self.setting.model == TRAINED else self.setting.model
+        options: dict[str, Any] = {"max_tokens": self.setting.max_tokens, "quiet": self.reporter.quiet}
+        return build(model, list(self.setting.train), folder, **options)
+
+    @cached_property
+    def lm(self) -> LM:
+        """The store's LM."""
+        return load_lm(self.store)
+
+    @cached_property
+    def memories(self) -> Memories:
+        """All that is measured on the test text."""
+        setting = self.setting
+        texts = Texts(setting.valid, setting.test, setting.valid_tokens, setting.test_tokens, setting.timed_tokens)
+        return Memories(self.lm, self.store, texts, self.out, self.reporter)
+
+    @property
+    def best(self) -> Path:
+        """Where the optimized store is."""
+        return self.out / "fast"
+
+    def _trained(self) -> str:
+        from nearlm.lmtraining import train_lm
+
+        folder = cache_dir() / "models" / f"{self.setting.name}-lm"
+        return str(train_lm(list(self.setting.train), folder, reporter=self.reporter))
+
+    def _check_folder(self) -> None:
+        """Refuse a folder that holds results of something else."""
+        plan = {"setting": self.setting.name, "plan": files.canonical_hash(asdict(self.setting))}
+        path = self.out / "setting.json"
+        if path.exists() and files.read_json(path) != plan:
+            raise StoreError(f"{self.out} holds results of another setting or other sizes; choose another --out")
+        files.write_json(path, plan)
+
+    def _about(self, seconds: float) -> None:
+        store, setting = self.store, self.setting
+        known = self.results.load("about") or {}
+        about = {
+            "setting": setting.name,
+            "title": setting.title,
+            "text": setting.text,
+            "model": setting.model,
+            "records": len(store),
+            "dim": store.dim,
+            "store_bytes": store.bytes,
+            "valid_tokens": len(self.memories.valid),
+            "test_tokens": len(self.memories.test),
+            "cores": os.cpu_count(),
+            "machine": f"{platform.machine()}, {self.lm.device.type}",
+            "versions": {name: version(name) for name in _VERSIONS},
+            "command": self.command,
+            "seconds": known.get("seconds", 0.0) + seconds,
+            "paper": setting.paper_rows(),
+        }
+        self.results.save("about", about)
+
+    def _choice(self) -> tuple[Json, list[Json]]:
+        setting = self.setting
+        options: dict[str, Any] = {"max_tokens": setting.valid_tokens, "reporter": self.reporter}
+        choice: Choice = optimize(self.lm, self.store, list(setting.valid), self.best, budget=BUDGET, **options)
+        return choice.to_json(), [asdict(point) for point in (choice.vanilla, *choice.points)]
+
+    def _main(self) -> tuple[Json, list[Json]]:
+        table = main_table(self.memories, Datastore.open(self.best), budget=BUDGET, rounds=self.setting.rounds)
+        return _rows(table)
+
+    def _baseline(self) -> tuple[Json, list[Json]]:
+        main = self.results.load("main")
+        assert main is not None
+        speed = next(row["tokens_per_second"] for row in main["rows"] if row["name"] == NLM)
+        table = baseline(self.memories, 1 / speed)
+        if self.finetune_tokens:
+            table = MainTable(table.tokens, [*table.rows, self._finetuned(1 / speed)])
+        return _rows(table)
+
+    def _finetuned(self, lm_seconds: float) -> Row:
+        """Train the LM itself on the store's text, and score the test with it."""
+        from nearlm.lmtraining import finetune
+        from nearlm.mix import perplexity
+        from nearlm.trace import Reading, trace_lm
+
+        assert self.finetune_tokens
+        spec = self.lm.spec
+        folder = finetune(spec, list(self.setting.train), self.out / "finetuned", tokens=self.finetune_tokens)
+        tuned = LM.load(str(folder))
+        traced = trace_lm(tuned, self.memories.test.text, Reading.of_store(self.store.manifest), self.reporter)
+        return Row(f"NLM, fine-tuned on {self.finetune_tokens:,}", perplexity(traced.logp), 1 / lm_seconds)
+
+    def _adaptive(self) -> tuple[Json, list[Json]]:
+        memories, setting = self.memories, self.setting
+        memories.adapted(memories.tuned(self.store, PAPER), BUDGET)
+        options: dict[str, Any] = {"valid_tokens": setting.valid_tokens, "max_tokens": setting.test_tokens}
+        options |= {"valid": setting.valid, "adaptor": PAPER, "reporter": self.reporter}
+        found = ablate(self.lm, self.store, list(setting.test), **options)
+        curves = {**found.curves, **found.objectives}
+        rows = [{"skipped": share} for share in found.shares]
+        for number, row in enumerate(rows):
+            row |= {name: values[number] for name, values in curves.items()}
+        return found.to_json(), rows
+
+    def _pruning(self) -> tuple[Json, list[Json]]:
+        found = {method: self._swept("keep", self.setting.keeps, method=method) for method in METHODS}
+        return found, [{"method": name, **point} for name, one in found.items() for point in one["points"]]
+
+    def _pca(self) -> tuple[Json, list[Json]]:
+        dims = [dim for dim in self.setting.dims if dim <= self.store.dim]
+        found = self._swept("dim", dims, factory="IVF1024,SQ8", nprobe=8)
+        return found, found["points"]
+
+    def _k(self) -> tuple[Json, list[Json]]:
+        found = self._swept("k", self.setting.ks, factory=PAPER)
+        return found, found["points"]
+
+    def _swept(self, over: str, values: Sequence[float], **options: Any) -> Json:
+        options |= {"max_tokens": self.setting.valid_tokens, "reporter": self.reporter, "out": self.out / "sweep"}
+        return sweep(self.lm, self.store, over, values, list(self.setting.valid), **options).to_json()
+
+    def _continuation(self) -> tuple[Json, list[Json]]:
+        knnlm, prompt = KNNLM.load(self.best, self.lm), self.setting.prompt
+        options: dict[str, Any] = {"max_new_tokens": _NEW_TOKENS, "do_sample": False}
+        without = KNNLM.load(self.best, self.lm, knn=False).generate(prompt, **options)
+        start, new = knnlm.generate_ids([prompt], **options)[0]
+        tokens = []
+        for one in knnlm.explain([*start, *new], first=len(start)):
+            near = [
+                {"text": context.text, "token": context.target, "source": context.document, "distance": distance}
+                for distance, context in one.nearest
+            ]
+            tokens.append({"token": one.token, "p_lm": one.p_lm, "p_knn": one.p_knn, "p": one.p, "lam": one.lam})
+            tokens[-1]["nearest"] = near
+        text = self.lm.tokenizer.decode(new, skip_special_tokens=True)
+        return {"prompt": prompt, "without": without, "with": text, "tokens": tokens}, []
+
+
+def _rows(table: MainTable) -> tuple[Json, list[Json]]:
+    found = table.to_json()
+    return found, found["rows"]

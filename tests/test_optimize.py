@@ -1,0 +1,143 @@
+"""`optimize`: what it estimates and chooses, that its store is ready to use, and that it goes on after a kill."""
+
+import json
+
+import pytest
+
+from conftest import make_text
+from nearlm.adaptor import Adaptor
+from nearlm.datastore import Datastore
+from nearlm.errors import OptionError, StoreError
+from nearlm.evaluate import evaluate
+from nearlm.experiments import optimize as optimizing
+from nearlm.experiments.optimize import Choice, Point, Shape, cheapest, estimates, optimize
+from nearlm.extract import build
+from nearlm.indexing import build_index
+from nearlm.knnlm import KNNLM
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("optimize")
+    (folder / "train.txt").write_text(make_text(500, seed=1))
+    for number in range(12):
+        (folder / "valid").mkdir(exist_ok=True)
+        (folder / "valid" / f"{number}.txt").write_text(make_text(30, seed=2 + number))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(texts, lm):
+    made = build(lm, str(texts / "train.txt"), texts / "store", window=64, quiet=True)
+    build_index(made, "IVF16,SQ4", name="paper", quiet=True)
+    return made
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Try fewer and smaller things; instead of the paper's index one that is trained at once."""
+    monkeypatch.setattr(optimizing, "DIMS", (8, 4))
+    monkeypatch.setattr(optimizing, "KEEPS", (0.7, 0.001))
+    monkeypatch.setattr(optimizing, "KS", (1024, 64))
+    monkeypatch.setattr(optimizing, "_PAPER_FACTORY", "IVF16,SQ4")
+
+
+def point(perplexity, microseconds, keep=1.0, dim=16, nprobe=8, k=1024):
+    return Point("", keep, dim, nprobe, k, perplexity, microseconds, 1.0, 0.5, 100, 1000, 100)
+
+
+def test_estimates_add_perplexities_and_multiply_times():
+    whole = [point(10.0, 100.0), point(10.1, 60.0, nprobe=4), point(10.5, 30.0, k=128)]
+    base = Shape(1.0, 16)
+    alone = {base: whole[0], Shape(1.0, 8): point(10.2, 50.0, dim=8), Shape(0.6, 16): point(10.3, 80.0, keep=0.6)}
+    found = {(shape, search): (time, ppl) for time, ppl, shape, search in estimates(whole, alone, base)}
+    assert len(found) == 2 * 2 * 3
+    assert found[Shape(0.6, 8), whole[1]] == pytest.approx((60 * 0.5 * 0.8, 10.1 + 0.2 + 0.3))
+    assert found[base, whole[0]] == pytest.approx((100, 10))
+    times = [one[0] for one in estimates(whole, alone, base)]
+    assert times == sorted(times)
+
+
+def test_the_fastest_within_the_target_is_chosen():
+    points = [point(10.0, 100.0), point(10.1, 60.0), point(10.5, 30.0)]
+    assert cheapest(points, 10.2) is points[1]
+    assert cheapest(points, 10.1) is points[1]
+    assert cheapest(points, 11) is points[2]
+    assert cheapest(points, 9) is points[0]
+
+
+def test_the_store_is_ready_and_within_the_budget(store, lm, texts, tmp_path, small):
+    valid, out = str(texts / "valid"), tmp_path / "fast"
+    choice = optimize(lm, store, valid, out, budget=0.5)
+    chosen, made = choice.chosen, Datastore.open(out)
+    assert (chosen.records, chosen.dim) == (len(made), made.dim)
+    assert not out.with_name("fast.optimize").exists()
+    constant = [one for one in choice.points if not one.adaptor and one.perplexity <= choice.target]
+    base = next(one for one in constant if (one.keep, one.dim, one.k) == (chosen.keep, chosen.dim, chosen.k))
+    assert base.microseconds == min(one.microseconds for one in constant)
+    assert choice.target == choice.vanilla.perplexity + 0.5
+    assert {one.dim for one in choice.points} >= {32, 8, 4} and {one.keep for one in choice.points} == {1.0, 0.7}
+    assert str(len(made)) in choice.paragraph.replace(",", "")
+
+    ready = KNNLM.load(out, lm)
+    assert ready.k == chosen.k and ready.temperature == chosen.temperature
+    assert (ready.gate is not None) == chosen.adaptor
+    plain = KNNLM.load(out, lm, adaptor="none")
+    assert plain.gate is None and plain.lam == pytest.approx(chosen.lam)
+    assert evaluate(plain, valid).perplexity == pytest.approx(base.perplexity, rel=1e-4)
+    assert KNNLM.load(out, lm, lam=0.2).gate is None
+    again = optimize(lm, store, valid, out, budget=0.5)
+    assert again == choice == Choice.from_json(json.loads(json.dumps(choice.to_json())))
+    with pytest.raises(StoreError, match="another store, text or budget"):
+        optimize(lm, store, valid, out, budget=0.4)
+
+
+def test_the_share_to_skip_is_the_largest_within_the_budget_of_vanilla(store, lm, texts, tmp_path, small):
+    choice = optimize(lm, store, str(texts / "valid"), tmp_path / "fast", budget=3.0)
+    gated = next(one for one in choice.points if one.adaptor)
+    curve = Adaptor.load(Datastore.open(tmp_path / "fast")).described["held_out"]["curve"]
+    allowed = choice.held_out["vanilla"] + 3.0
+    at = round(100 * gated.skip)
+    assert (curve[at] <= allowed or at == 0) and all(value > allowed for value in curve[at + 1 :])
+    assert gated.perplexity == curve[at]
+    if gated.chosen:
+        assert Datastore.open(tmp_path / "fast").defaults["skip"] == gated.skip
+        knnlm = KNNLM.load(tmp_path / "fast", lm)
+        assert knnlm.gate is not None and knnlm.gate.skip == gated.skip
+
+
+def test_a_killed_run_goes_on(store, lm, texts, tmp_path, small, monkeypatch):
+    valid, out = str(texts / "valid"), tmp_path / "fast"
+    real, calls = optimizing.searches_per_second, []
+    monkeypatch.setattr(optimizing, "searches_per_second", lambda *given: calls.append(1) or real(*given))
+    training = Adaptor.train
+
+    def killed(*given, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(optimizing.Adaptor, "train", killed)
+    with pytest.raises(KeyboardInterrupt):
+        optimize(lm, store, valid, out, budget=0.5)
+    assert calls and not (out / "optimize.json").exists()
+    calls.clear()
+    monkeypatch.setattr(optimizing.Adaptor, "train", training)
+    choice = optimize(lm, store, valid, out, budget=0.5)
+    assert not calls and len(Datastore.open(out)) == choice.chosen.records
+
+
+def test_bad_input(store, lm, texts, tmp_path):
+    valid = str(texts / "valid")
+    with pytest.raises(OptionError, match="--budget is -1"):
+        optimize(lm, store, valid, tmp_path / "fast", budget=-1)
+    with pytest.raises(StoreError, match="the store itself"):
+        optimize(lm, store, valid, store.path)
+    assert not (tmp_path / "fast").exists()
+
+
+def test_as_a_user_types_it(store, texts, tmp_path, nearlm, small):
+    code, out, _ = nearlm("optimize", str(store.path), "--text", str(texts / "valid"), "--out", str(tmp_path / "f"))
+    assert code == 0 and "Chosen: " in out and "→" in out and "vanilla" in out
+    code, out, _ = nearlm("eval", str(tmp_path / "f"), "--text", str(texts / "valid"), "--json")
+    assert code == 0 and json.loads(out)["perplexity"] > 1
+    code, out, _ = nearlm("info", str(tmp_path / "f"))
+    assert code == 0 and "index default" in out
