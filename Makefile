@@ -1,17 +1,14 @@
 # Both README commands make and share one virtual environment.
 PYTHON ?= python3
 VENV ?= .venv
-DEMO_TOKENS ?= 20000
-DEMO_STORE ?= demo-store
+DEMO_TOKENS ?= 100000
+DEMO_OUT ?= demo
 BIN := $(VENV)/bin
 
 .PHONY: demo test test-network check install clean
 
-demo: install  ## Build a small real store (SmolLM2 over licence texts) and show it.
-	$(BIN)/nearlm build --model smollm2-135m --text spdx:train --max-tokens $(DEMO_TOKENS) --out $(DEMO_STORE)
-	$(BIN)/nearlm info $(DEMO_STORE)
-	$(BIN)/nearlm info $(DEMO_STORE) --record 1234
-	$(BIN)/nearlm verify $(DEMO_STORE)
+demo: install  ## From nothing to a fast memory: SmolLM2 and licence texts, the paper's table, a page.
+	$(BIN)/nearlm demo --max-tokens $(DEMO_TOKENS) --out $(DEMO_OUT)
 
 test: install check  ## Lint, type-check and test; no network beyond the installs.
 	OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
@@ -33,4 +30,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo-store demo-store-ci
+	rm -rf $(VENV) demo demo-ci

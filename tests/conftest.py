@@ -112,3 +112,15 @@ def nearlm(monkeypatch, capfd):
         return exit.value.code, *capfd.readouterr()
 
     return run
+
+
+@pytest.fixture
+def quick_paper_index(monkeypatch):
+    """Give the paper's index codes of 4 bits, which are trained at once."""
+    monkeypatch.setattr("nearlm.index.paper_code_bytes", lambda dim: "4x4")
+
+
+@pytest.fixture
+def quick_timing(monkeypatch):
+    """Let experiments time no longer than they must."""
+    monkeypatch.setattr("nearlm.experiments.measuring._SECONDS", 0.0)

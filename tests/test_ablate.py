@@ -29,6 +29,8 @@ from nearlm.indexing import build_index
 from nearlm.knnlm import KNNLM
 from nearlm.mix import mix, perplexity
 
+pytestmark = pytest.mark.usefixtures("quick_timing")
+
 
 def made_up(count=4000, seed=0):
     rng = np.random.default_rng(seed)
@@ -55,6 +57,13 @@ def test_masks_and_weights_equal_adding_up_by_hand():
                 drawn.append(np.exp(-np.log(p).mean()))
             assert curves[f"random mask, {name} λ"][number] == pytest.approx(np.mean(drawn), rel=0.01)
     assert all(values[-1] == pytest.approx(perplexity(log_lm)) for values in curves.values())
+
+
+def test_a_network_that_is_too_sure_leaves_every_token_some_probability():
+    log_lm = made_up()[0]
+    curves = masks_and_weights(log_lm, np.full(4000, -np.inf), np.zeros(4000), 0.3)
+    assert np.isfinite(list(curves.values())).all()
+    assert curves[ADAPTOR][0] == pytest.approx(1000 * perplexity(log_lm))
 
 
 def test_the_oracle_asks_where_the_memory_is_at_least_as_good():
@@ -127,6 +136,25 @@ def test_the_command_trains_variants_and_draws(nearlm, store, texts, tmp_path, m
     speeds = found["speed"]["tokens_per_second"]
     assert speeds == sorted(speeds) and speeds[0] > 0
     assert figure.read_text().startswith("<?xml")
+
+
+def test_trained_variants_outlast_a_kill(lm, store, texts, monkeypatch):
+    monkeypatch.setattr(ablating, "Training", lambda objective, seed: Training(objective, seed, epochs=1))
+    real, trained = ablating.train_network, []
+
+    def killed(shape, *given):
+        if len(trained) == 4:
+            raise KeyboardInterrupt
+        trained.append(shape.features)
+        return real(shape, *given)
+
+    monkeypatch.setattr(ablating, "train_network", killed)
+    with pytest.raises(KeyboardInterrupt):
+        ablate(lm, store, str(texts / "test"), valid=[str(texts / "valid")])
+    monkeypatch.setattr(ablating, "train_network", lambda *given: trained.append(given[0].features) or real(*given))
+    found = ablate(lm, store, str(texts / "test"), valid=[str(texts / "valid")])
+    assert trained == [*PAPER_ROWS, Adaptor.load(store).shape.features]
+    assert len(found.features) == 6 and not list((store.path / "adaptor" / "default").glob("*.job"))
 
 
 @pytest.mark.parametrize(

@@ -204,11 +204,13 @@ def test_a_larger_coefficient_makes_smaller_weights():
 def test_learned_weights_are_used_only_if_they_are_better():
     examples, split = made_up_examples(), split_rows(DOCUMENTS, 0)
     shape = Shape(12, PAPER_FEATURES)
-    good = adapting.judged(train_network(shape, examples, split, 0.05, QUICK).network, examples, split, "likelihood")
+    good = adapting.judged(
+        train_network(shape, examples, split, 0.05, QUICK).network, examples, split, "likelihood", 0.4
+    )
     assert good["weight"] == "learned" and good["held_out"]["curve"][0] < good["held_out"]["constant"]
-    assert adapting.judged(AdaptorNetwork(shape), examples, split, "likelihood")["weight"] == "constant"
+    assert adapting.judged(AdaptorNetwork(shape), examples, split, "likelihood", 0.4)["weight"] == "constant"
     classified = train_network(shape, examples, split, 0.05, Training("classify", epochs=3, batch=64)).network
-    found = adapting.judged(classified, examples, split, "classify")
+    found = adapting.judged(classified, examples, split, "classify", 0.4)
     assert found["weight"] == "constant" and found["held_out"]["curve"][50] < 0.97 * found["held_out"]["random"][50]
     assert found["held_out"]["curve"][0] == pytest.approx(found["held_out"]["constant"])
 
@@ -287,7 +289,8 @@ def test_a_tiny_text_warns_and_the_weight_stays_constant(lm, store, tmp_path):
     made = Adaptor.train(lm, store, str(tmp_path / "tiny.txt"), name="tiny", training=QUICK, reporter=heard)
     said = "\n".join(heard.lines)
     assert "few to learn from" in said and "two blocks" in said
-    assert not made.learned and "stays constant" in said
+    assert not made.learned and "λ stays as tuned" in said
+    assert made.lam == adapting.tuned_lambda(store, "default") and made.gate("auto", 100).skip == 0
     held = made.described["held_out"]
     assert held["curve"][0] == pytest.approx(held["constant"], rel=1e-12)
 
@@ -306,16 +309,25 @@ def test_a_gain_on_few_held_out_tokens_is_not_trusted():
     examples, split = made_up_examples(), split_rows(DOCUMENTS, 0)
     network = train_network(Shape(12, PAPER_FEATURES), examples, split, 0.05, QUICK).network
     few = Split(split.train, split.held[:499], "documents")
-    assert adapting.judged(network, examples, few, "likelihood")["weight"] == "constant"
+    found = adapting.judged(network, examples, few, "likelihood", 0.123)
+    assert found["weight"] == "constant" and found["lam"] == 0.123
+    assert adapting.judged(network, examples, split, "likelihood", 0.123)["lam"] != 0.123
 
 
 def test_auto_takes_the_largest_share_within_the_budget(adaptor, store):
-    held = {**adaptor.described["held_out"], "constant": 10.0, "curve": (9.9 + 0.02 * np.arange(101)).tolist()}
+    held = {
+        **adaptor.described["held_out"],
+        "tokens": 500,
+        "constant": 10.0,
+        "curve": (9.9 + 0.02 * np.arange(101)).tolist(),
+    }
     one = Adaptor(adaptor.network, {**adaptor.described, "held_out": held}, adaptor.ngrams)
     assert one.best_skip(0.105) == pytest.approx(0.1) and one.gate("auto").skip == pytest.approx(0.1)
     assert one.gate("auto", 0.0).skip == pytest.approx(0.05)
     assert one.gate("auto", 100).skip == 1.0
-    held["curve"] = [20.0] * 101
+    held["tokens"] = 499
+    assert one.gate("auto", 100).skip == 0.0
+    held |= {"tokens": 500, "curve": [20.0] * 101}
     assert one.gate("auto").skip == 0.0
 
 

@@ -12,8 +12,9 @@ from nearlm.evaluate import evaluate
 from nearlm.experiments import optimize as optimizing
 from nearlm.experiments.optimize import Choice, Point, Shape, cheapest, estimates, optimize
 from nearlm.extract import build
-from nearlm.indexing import build_index
 from nearlm.knnlm import KNNLM
+
+pytestmark = pytest.mark.usefixtures("quick_timing")
 
 
 @pytest.fixture(scope="module")
@@ -28,18 +29,16 @@ def texts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def store(texts, lm):
-    made = build(lm, str(texts / "train.txt"), texts / "store", window=64, quiet=True)
-    build_index(made, "IVF16,SQ4", name="paper", quiet=True)
-    return made
+    return build(lm, str(texts / "train.txt"), texts / "store", window=64, quiet=True)
 
 
 @pytest.fixture
-def small(monkeypatch):
-    """Try fewer and smaller things; instead of the paper's index one that is trained at once."""
+def small(monkeypatch, quick_paper_index):
+    """Try fewer and smaller things."""
     monkeypatch.setattr(optimizing, "DIMS", (8, 4))
     monkeypatch.setattr(optimizing, "KEEPS", (0.7, 0.001))
     monkeypatch.setattr(optimizing, "KS", (1024, 64))
-    monkeypatch.setattr(optimizing, "_PAPER_FACTORY", "IVF16,SQ4")
+    monkeypatch.setattr(optimizing, "TRUSTED_TOKENS", 10)
 
 
 def point(perplexity, microseconds, keep=1.0, dim=16, nprobe=8, k=1024):

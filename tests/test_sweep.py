@@ -17,6 +17,8 @@ from nearlm.reduce import reduce_store
 from nearlm.retrieve import Retriever
 from nearlm.tune import tune
 
+pytestmark = pytest.mark.usefixtures("quick_timing")
+
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):

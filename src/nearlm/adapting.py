@@ -9,7 +9,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from nearlm import files
-from nearlm.adaptor_network import AdaptorNetwork, Shape, scalar_columns
+from nearlm.adaptor_network import AdaptorNetwork, Shape, capped_lambda, scalar_columns
 from nearlm.adaptor_training import (
     PAPER_A,
     SHARES,
@@ -102,7 +102,7 @@ def learn(
         "settings": asdict(settings),
         "training": {**asdict(training), "a": best.a, "epochs": best.epochs, "tokens": len(split.train)},
         "tried": {str(one.a): one.perplexity for one in tried},
-        **judged(best.network, examples, split, training.objective),
+        **judged(best.network, examples, split, training.objective, tuned_lambda(store, settings.index)),
     }
     _warn_constant(described, training, reporter)
     return best.network, described
@@ -130,22 +130,28 @@ def examples_of(trace: Trace, shape: Shape, ngrams: NGrams | None, settings: Set
     return Examples(trace.lm.keys, scalars, np.asarray(trace.lm.logp, np.float64), log_knn)
 
 
-def judged(network: AdaptorNetwork, examples: Examples, split: Split, objective: str) -> Json:
+def tuned_lambda(store: Datastore, index: str) -> float:
+    """Return the λ that was tuned for an index."""
+    return float(files.read_stamped(index_folder(store, index) / "settings.json")["lam"])
+
+
+def judged(network: AdaptorNetwork, examples: Examples, split: Split, objective: str, tuned: float) -> Json:
     """Judge a network on what was held out: thresholds, the curve, and whether its λ(c) may be trusted.
 
     It is, if it predicts enough held-out tokens better than the best constant λ of the training tokens does, by more
-    than two standard errors of the difference.
+    than two standard errors of the difference. With too few tokens the constant is the λ that was tuned.
     """
     held = examples[split.held]
-    constant = best_constant(examples.log_lm[split.train], examples.log_knn[split.train])
+    enough = len(held) >= TRUSTED_TOKENS
+    constant = best_constant(examples.log_lm[split.train], examples.log_knn[split.train]) if enough else tuned
     log_lam = network.log_weights(held.keys, held.scalars)[:, 0]
     plain = mix(held.log_lm, held.log_knn, constant)
-    gain = mix(held.log_lm, held.log_knn, np.exp(log_lam)) - plain
+    gain = mix(held.log_lm, held.log_knn, capped_lambda(log_lam)) - plain
     error = float(np.std(gain) / np.sqrt(len(gain)))
-    better = len(held) >= TRUSTED_TOKENS and float(np.mean(gain)) > 2 * error
+    better = enough and float(np.mean(gain)) > 2 * error
     learned = objective == "likelihood" and better
     cuts = thresholds_of(log_lam)
-    lam = np.exp(log_lam) if learned else constant
+    lam = capped_lambda(log_lam) if learned else constant
     mean_lm, mean_plain = float(np.mean(held.log_lm)), float(np.mean(plain))
     return {
         "weight": "learned" if learned else "constant",
@@ -200,13 +206,18 @@ def _warn_few(examples: Examples, split: Split, reporter: Reporter) -> None:
         reporter.say(
             f"warning: {len(examples):,} tokens are few to learn from; {FEW_TOKENS:,} or more make a better adaptor"
         )
+    if len(split.held) < TRUSTED_TOKENS:
+        reporter.say(
+            f"warning: {len(split.held):,} held-out tokens are too few to choose by (at least {TRUSTED_TOKENS}): "
+            "λ stays as tuned, and --skip auto skips nothing"
+        )
     if split.unit == "blocks":
         reporter.say("the text has too few documents to hold whole ones out; two blocks of it are held out instead")
 
 
 def _warn_constant(described: Json, training: Training, reporter: Reporter) -> None:
     held = described["held_out"]
-    if training.objective == "likelihood" and described["weight"] == "constant":
+    if training.objective == "likelihood" and described["weight"] == "constant" and held["tokens"] >= TRUSTED_TOKENS:
         gain = f"gain {held['gain']:.4f} ± {held['gain_error']:.4f} nats on {held['tokens']:,} held-out tokens"
         reporter.say(
             f"warning: the learned λ(c) is not surely better than λ={described['lam']:g} ({gain}); "

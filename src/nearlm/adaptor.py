@@ -11,8 +11,15 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from nearlm import files
-from nearlm.adapting import Settings, learn, parse_a, search_hash
-from nearlm.adaptor_network import DEFAULT_FEATURES, AdaptorNetwork, Shape, parse_features, scalar_columns
+from nearlm.adapting import TRUSTED_TOKENS, Settings, learn, parse_a, search_hash
+from nearlm.adaptor_network import (
+    DEFAULT_FEATURES,
+    AdaptorNetwork,
+    Shape,
+    capped_lambda,
+    parse_features,
+    scalar_columns,
+)
 from nearlm.adaptor_training import SHARES, Training
 from nearlm.datastore import Datastore, describe
 from nearlm.errors import OptionError, StoreError
@@ -129,10 +136,15 @@ class Adaptor:
         return float(np.interp(inner, SHARES[1:-1], self.thresholds[1:-1]))
 
     def best_skip(self, budget: float = DEFAULT_BUDGET) -> float:
-        """Return the largest share whose held-out perplexity exceeds that of one constant λ by at most `budget`."""
+        """Return the largest share whose held-out perplexity exceeds that of one constant λ by at most `budget`.
+
+        Too few held-out tokens say nothing: the share is then 0.
+        """
         if not budget >= 0:
             raise OptionError(f"--budget is {budget}, expected 0 or more perplexity")
         held = self.described["held_out"]
+        if held["tokens"] < TRUSTED_TOKENS:
+            return 0.0
         within = [s for s, value in zip(SHARES, held["curve"], strict=True) if value <= held["constant"] + budget]
         return float(max(within, default=0.0))
 
@@ -203,7 +215,7 @@ class Gate:
         if self.trivial:
             return np.full(len(keys), 0.0 if self.skip == 1 else constant)
         log_lam = self.adaptor.log_weights(keys, conf, ent, contexts)[:, 0]
-        return np.where(log_lam >= self.threshold, np.exp(log_lam) if self.adaptor.learned else constant, 0.0)
+        return np.where(log_lam >= self.threshold, capped_lambda(log_lam) if self.adaptor.learned else constant, 0.0)
 
 
 def adaptor_folder(store: Datastore, name: str) -> Path:

@@ -16,6 +16,7 @@ SCALARS = {"conf": 1, "ent": 1, "freq": MAX_N, "fert": MAX_N}
 FEATURES = ("keys", *SCALARS)
 PAPER_FEATURES = ("keys", "conf", "ent", "fert")
 DEFAULT_FEATURES = ("conf", "ent", "freq", "fert")  # on some 10,000 tokens f(c) is learned by heart
+MOST_LAMBDA = 0.999
 HIDDEN, HIDDEN_LAYERS, DROPOUT = 128, 4, 0.2
 STANDARDISE = ("all", "scalars", "none")
 
@@ -150,6 +151,11 @@ class AdaptorNetwork(nn.Module):
                 x = torch.from_numpy(np.array(keys[part], np.float32))
                 parts.append(self(x, torch.from_numpy(scalars[part])).double().numpy())
         return np.concatenate(parts)
+
+
+def capped_lambda(log_lam: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return λ(c), at most 0.999: a network that is too sure must not leave a token without any probability."""
+    return np.exp(np.minimum(log_lam, np.log(MOST_LAMBDA)))
 
 
 def mixture_loss(log_weights: Tensor, log_knn: Tensor, log_lm: Tensor, a: float) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nearlm.adaptor_network import LOSSES, AdaptorNetwork, Shape
+from nearlm.adaptor_network import LOSSES, AdaptorNetwork, Shape, capped_lambda
 from nearlm.errors import OptionError
 from nearlm.mix import mix, perplexity
 
@@ -186,5 +186,5 @@ def _columns(examples: Examples) -> tuple[npt.NDArray[np.floating], ...]:
 
 def _held_perplexity(network: AdaptorNetwork, held: Examples, training: Training, constant: float) -> float:
     log_lam = network.log_weights(held.keys, held.scalars)[:, 0]
-    lam = np.exp(log_lam) if training.objective == "likelihood" else constant
+    lam = capped_lambda(log_lam) if training.objective == "likelihood" else constant
     return half_perplexity(held.log_lm, held.log_knn, lam, log_lam)

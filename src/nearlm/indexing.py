@@ -210,7 +210,7 @@ def measure(store: Datastore, index: SearchIndex, k: int = PAPER_K) -> Json:
         recall = _recall(found, exact_search(store, queries, k, index.transformed)[1])
     real = found >= 0
     exact = squared_distances(store, queries, found, index.transformed)
-    error = np.abs(distances - exact)[real] / np.maximum(exact[real], 1e-6)
+    error = np.abs(distances[real] - exact[real]) / np.maximum(exact[real], 1e-6)
     return {
         "recall_at": k,
         "recall": recall,

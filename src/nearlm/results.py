@@ -20,7 +20,7 @@ class Row:
     """One LM with or without a memory: what it gives on the test text, and what it takes.
 
     `microseconds` are those that a token takes beyond the LM. Speed is measured end to end, in one run with the LM, or
-    put together from the times of its parts.
+    put together from the times of its parts. Searches are timed by themselves.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Row:
     tokens_per_second: float
     microseconds: float = 0.0
     end_to_end: bool = False
+    searches_per_second: float | None = None
     records: int | None = None
     dim: int | None = None
     store_bytes: int | None = None
@@ -77,11 +78,12 @@ class MainTable:
             f"{'records':>10} {'store':>9} {'index':>9}",
         ]
         for row in self.to_json()["rows"]:
-            bulk = [f"{row['records']:10,}", *(f"{size(row[part]):>9}" for part in ("store_bytes", "index_bytes"))]
+            sizes = (f"{size(row[part]):>9}" for part in ("store_bytes", "index_bytes"))
+            bulk = " ".join([f"{row['records']:10,}", *sizes]) if row["records"] else ""
             lines.append(
                 f"{row['name']:22} {row['perplexity']:10.3f} {row['tokens_per_second']:9,.0f}"
                 f"{'*' if row['end_to_end'] else ' '}{row['speedup']:7.2f}× {row['share_of_nlm']:7.1%} "
-                f"{row['microseconds']:9.1f} {row['skipped']:8.0%} " + (" ".join(bulk) if row["records"] else "")
+                f"{row['microseconds']:9.1f} {row['skipped']:8.0%} {bulk}"
             )
         return "\n".join([*(line.rstrip() for line in lines), "* timed end to end; the others from their parts"])
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nearlm import files
 from nearlm.adapting import Settings, examples_of, traced
-from nearlm.adaptor import Adaptor
-from nearlm.adaptor_network import FEATURES, Shape
+from nearlm.adaptor import Adaptor, adaptor_folder
+from nearlm.adaptor_network import FEATURES, Shape, capped_lambda
 from nearlm.adaptor_training import Examples, Split, Training, best_constant, split_rows, train_network
 from nearlm.datastore import Datastore
 from nearlm.experiments.measuring import TIMED, adaptor_seconds, searches_per_second
@@ -114,9 +115,11 @@ def ablate(
     rows: list[Json] = []
     objectives: dict[str, list[float]] = {}
     if valid:
-        learning = _Learning(store, trained, trace_of(list(valid), valid_tokens), test, reporter)
-        rows = [learning.row(features) for features in PAPER_ROWS]
-        objectives["classification"] = learning.row(trained.shape.features, "classify")["perplexity"]
+        with files.lock(adaptor_folder(store, adaptor)):
+            learning = _Learning(store, trained, trace_of(list(valid), valid_tokens), test, reporter)
+            rows = [learning.noted(features) for features in PAPER_ROWS]
+            objectives["classification"] = learning.noted(trained.shape.features, "classify")["perplexity"]
+            learning.job.close()
     return Ablation(
         tokens=len(examples),
         nlm_perplexity=perplexity(examples.log_lm),
@@ -137,7 +140,7 @@ def ablate(
 
 def masks_and_weights(log_lm: Floats, log_knn: Floats, log_lam: Floats, constant: float) -> dict[str, list[float]]:
     """Return perplexities of {random, learned} masks × {constant, learned} λ; a random mask by its expectation."""
-    weights = {"constant": mix(log_lm, log_knn, constant), "learned": mix(log_lm, log_knn, np.exp(log_lam))}
+    weights = {"constant": mix(log_lm, log_knn, constant), "learned": mix(log_lm, log_knn, capped_lambda(log_lam))}
     curves = {}
     for name, mixed in weights.items():
         means = [share * np.mean(log_lm) + (1 - share) * np.mean(mixed) for share in SHARES]
@@ -177,7 +180,7 @@ def oracle(log_lm: Floats, log_knn: Floats, constant: float) -> Json:
 
 
 class _Learning:
-    """Trains variants of an adaptor on its validation text and tries them on the test."""
+    """Trains variants of an adaptor on its validation text and tries them on the test; goes on after a kill."""
 
     def __init__(self, store: Datastore, adaptor: Adaptor, valid: Trace, test: Trace, reporter: Reporter):
         self.adaptor, self.valid, self.test, self.reporter = adaptor, valid, test, reporter
@@ -185,6 +188,19 @@ class _Learning:
         described = adaptor.described["training"]
         self.a, self.seed = float(described["a"]), int(described["seed"])
         self.split: Split = split_rows(valid.lm.text.documents, self.seed)
+        self.job = files.Job(adaptor_folder(store, adaptor.name), "ablate")
+        plan = {"adaptor": files.canonical_hash(adaptor.described), "valid": valid.lm.key, "test": test.lm.key}
+        if not self.job.started or self.job.plan() != plan:
+            self.job.begin(plan)
+
+    def noted(self, features: tuple[str, ...], objective: str = "likelihood") -> Json:
+        """Return what a variant gives, trained now or by an earlier run."""
+        step = f"{objective}-{'-'.join(features)}"
+        found = self.job.state(step)
+        if not found:
+            found = self.row(features, objective)
+            self.job.note(step, found)
+        return found
 
     def row(self, features: tuple[str, ...], objective: str = "likelihood") -> Json:
         """Train with some features and return the test's perplexity at every share."""
@@ -193,7 +209,7 @@ class _Learning:
         with self.reporter.bar(f"training {objective} {'+'.join(features)}", None, "tokens") as advance:
             trained = train_network(shape, examples, self.split, self.a, Training(objective, self.seed), advance)
         log_lam = trained.network.log_weights(test.keys, test.scalars)[:, 0]
-        lam = np.exp(log_lam) if objective == "likelihood" else self.adaptor.lam
+        lam = capped_lambda(log_lam) if objective == "likelihood" else self.adaptor.lam
         found = by_rank(test.log_lm, mix(test.log_lm, test.log_knn, lam), log_lam)
         return {"features": list(features), "perplexity": found, "epochs": trained.epochs}
 

@@ -17,7 +17,7 @@ from nearlm.adaptor import Adaptor
 from nearlm.datastore import Datastore
 from nearlm.errors import NearLMError
 from nearlm.evaluate import Evaluation, evaluate_tokens
-from nearlm.experiments.measuring import TIMED, adaptor_seconds, searches_per_second
+from nearlm.experiments.measuring import AUTO, PAPER, TIMED, adaptor_seconds, auto_index, searches_per_second
 from nearlm.index import PAPER_K
 from nearlm.indexing import build_index
 from nearlm.knnlm import KNNLM
@@ -32,7 +32,6 @@ from nearlm.retrieve import Retriever
 from nearlm.trace import LMTrace, Reading, TokenText, read_text, trace_lm, trace_search
 from nearlm.tune import Point, best_setting, paper_setting, save_settings
 
-PAPER, AUTO = "paper", "auto"
 KEEP = 0.6  # what the paper's main table keeps when it merges
 
 
@@ -61,8 +60,12 @@ class Memories:
 
     def tuned(self, store: Datastore, factory: str, distances: str = "index", *, at_one: bool = False) -> KNNLM:
         """Return a store's memory with some kind of index, λ and T tuned on the validation text, or T=1."""
-        build_index(store, factory, name=factory, quiet=self.reporter.quiet)
-        retriever = Retriever(store, factory, distances=distances)
+        if factory == AUTO:
+            name = auto_index(store, self.reporter.quiet)
+        else:
+            name = factory
+            build_index(store, factory, name=name, quiet=self.reporter.quiet)
+        retriever = Retriever(store, name, distances=distances)
         trace = trace_search(self.valid, retriever, PAPER_K, self.reporter)
         setting = paper_setting(trace) if at_one else best_setting(trace)
         return self._knnlm(store, retriever, setting)
@@ -86,8 +89,8 @@ class Memories:
 
     def merged(self) -> Datastore:
         """Make the store with greedily merged records."""
-        build_index(self.store, AUTO, name=AUTO, quiet=self.reporter.quiet)
-        options: dict[str, Any] = {"keep": KEEP, "index": AUTO, "quiet": self.reporter.quiet}
+        quiet = self.reporter.quiet
+        options: dict[str, Any] = {"keep": KEEP, "index": auto_index(self.store, quiet), "quiet": quiet}
         return prune_store(self.store, "merge", self.folder / "merged", **options)
 
     def reduced(self) -> Datastore:
@@ -108,17 +111,18 @@ class Memories:
             extra = adaptor_seconds(knnlm.gate.adaptor, self.test)
         asked = lam > 0
         logp = np.where(asked, mix(log_lm, log_knn, lam), log_lm)
-        search = 1 / searches_per_second(knnlm.retriever, np.asarray(self.test.keys[:TIMED]), k)
+        searches = searches_per_second(knnlm.retriever, np.asarray(self.test.keys[:TIMED]), k)
         started = time.perf_counter()
         trace.log_p_knn(knnlm.temperature)
-        search += (time.perf_counter() - started) / len(log_lm)
-        seconds = extra + float(asked.mean()) * search
+        mixing = (time.perf_counter() - started) / len(log_lm)
+        seconds = extra + float(asked.mean()) * (1 / searches + mixing)
         described = knnlm.retriever.described
         return Row(
             name,
             perplexity(logp),
             1 / (lm_seconds + seconds),
             microseconds=1e6 * seconds,
+            searches_per_second=searches,
             records=len(knnlm.store),
             dim=knnlm.store.dim,
             store_bytes=knnlm.store.bytes,

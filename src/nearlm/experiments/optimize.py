@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nearlm import files
+from nearlm.adapting import TRUSTED_TOKENS
 from nearlm.adaptor import Adaptor
 from nearlm.adaptor_training import SHARES, split_rows
 from nearlm.datastore import Datastore
 from nearlm.errors import OptionError, StoreError
-from nearlm.experiments.measuring import TIMED, adaptor_seconds, searches_per_second, unbeaten
+from nearlm.experiments.measuring import AUTO, PAPER, TIMED, adaptor_seconds, auto_index, searches_per_second, unbeaten
 from nearlm.fetch import store_folder
 from nearlm.files import Json
 from nearlm.index import DEFAULT, PAPER_K
@@ -40,7 +41,7 @@ KEEPS = (0.6, 0.4)
 NPROBES = (8, 4, 2)
 KS = (1024, 512, 256, 128)
 VANILLA = "vanilla"
-_FILE, _JOB, _PAPER, _PAPER_FACTORY = "optimize.json", "optimize", "paper", "paper"
+_FILE, _JOB = "optimize.json", "optimize"
 _ATTEMPTS = 4
 _SHAPE_SECONDS, _NEIGHBOR_SECONDS, _PAPER_SECONDS = 60e-6, 100e-6, 300e-6  # a record, on two cores
 
@@ -167,7 +168,7 @@ def _finished(folder: Path, plan: Json, reporter: Reporter) -> Choice:
 def _announce(store: Datastore, tokens: int, reporter: Reporter) -> None:
     """Say what will be measured and about how long that takes, by what its parts took per record and core."""
     shapes = len(_dims(store)) + len(KEEPS) + _ATTEMPTS // 2
-    paper = 0 if _PAPER in store.indexes else _PAPER_SECONDS
+    paper = 0 if PAPER in store.indexes else _PAPER_SECONDS
     seconds = len(store) * (shapes * _SHAPE_SECONDS + _NEIGHBOR_SECONDS + paper) * 2 / max(1, os.cpu_count() or 1)
     reporter.say(
         f"measuring the vanilla kNN-LM and about {shapes + 1} smaller stores on {tokens:,} tokens: about "
@@ -198,8 +199,8 @@ class _Bench:
 
     def vanilla(self) -> tuple[Point, Trace]:
         """Measure the paper's kNN-LM; its trace says what it thought of every token."""
-        build_index(self.store, _PAPER_FACTORY, name=_PAPER, quiet=self.reporter.quiet)
-        retriever = Retriever(self.store, _PAPER)
+        build_index(self.store, PAPER, name=PAPER, quiet=self.reporter.quiet)
+        retriever = Retriever(self.store, PAPER)
         trace = trace_search(self.traced, retriever, PAPER_K, self.reporter)
 
         def measured() -> list[Point]:
@@ -212,7 +213,7 @@ class _Bench:
 
         def measured() -> list[Point]:
             store = self.made(shape, self.work / _name(shape))
-            name = self.index(store)
+            name = auto_index(store, self.reporter.quiet)
             lists = Retriever(store, name).index.nprobe
             points = []
             for nprobe in nprobes if lists else (None,):
@@ -227,22 +228,13 @@ class _Bench:
         files.remove(self.work / _name(shape))
         return found
 
-    def index(self, store: Datastore) -> str:
-        """Make the automatic index of a store, or find that its default is one."""
-        name = _JOB if store is self.store else DEFAULT
-        if store is self.store and DEFAULT in store.indexes:
-            described = build_index(store, name=DEFAULT, quiet=self.reporter.quiet)
-            name = DEFAULT if described["factory"] == "auto" else _JOB
-        build_index(store, "auto", name=name, quiet=self.reporter.quiet)
-        return name
-
     def made(self, shape: Shape, folder: Path) -> Datastore:
         """Make a store of this shape: merged first, so that one search for neighbours serves all, then reduced."""
         if shape == self.whole:
             return self.store
         quiet, merged = self.reporter.quiet, self.store
         if shape.keep < 1:
-            index = self.index(self.store)
+            index = auto_index(self.store, quiet)
             target = folder if shape.dim == self.store.dim else self.work / f"{_name(shape)}-merged"
             merged = prune_store(self.store, "merge", target, keep=shape.keep, index=index, quiet=quiet)
         return merged if merged.path == folder else reduce_store(merged, shape.dim, folder, quiet=quiet)
@@ -347,7 +339,7 @@ def _final(bench: _Bench, best: Point, folder: Path) -> Datastore:
         final = reduce_store(bench.store, bench.store.dim, folder, quiet=bench.reporter.quiet)
     else:
         final = bench.made(shape, folder)
-    build_index(final, "auto", name=DEFAULT, nprobe=best.nprobe, quiet=bench.reporter.quiet)
+    build_index(final, AUTO, name=DEFAULT, nprobe=best.nprobe, quiet=bench.reporter.quiet)
     retriever = Retriever(final, DEFAULT, nprobe=best.nprobe)
     trace = trace_search(bench.traced, retriever, best.k, bench.reporter)
     save_settings(retriever, best_setting(trace), bench.traced.text)
@@ -374,7 +366,7 @@ def _adapted(
     there = perplexity(mix(log_lm, log_knn, vanilla.lam))
     held = adaptor.described["held_out"]
     within = [share for share, value in zip(SHARES, held["curve"], strict=True) if value <= there + budget]
-    skip = float(max(within, default=0.0))
+    skip = float(max(within, default=0.0)) if held["tokens"] >= TRUSTED_TOKENS else 0.0
     seconds = adaptor_seconds(adaptor, bench.traced)
     held_out = {"tokens": held["tokens"], "vanilla": there, "constant": held["constant"], "nlm": held["nlm"]}
     point = replace(

@@ -17,7 +17,8 @@ from nearlm import files
 from nearlm.datastore import Datastore
 from nearlm.errors import StoreError
 from nearlm.experiments.ablate import ablate
-from nearlm.experiments.maintable import PAPER, Memories, Texts, baseline, main_table
+from nearlm.experiments.maintable import Memories, Texts, baseline, main_table
+from nearlm.experiments.measuring import PAPER
 from nearlm.experiments.optimize import Choice, optimize
 from nearlm.experiments.settings import TRAINED, Setting
 from nearlm.experiments.sweep import sweep
@@ -183,8 +184,13 @@ class Reproduction:
         return found, found["points"]
 
     def _swept(self, over: str, values: Sequence[float], **options: Any) -> Json:
-        options |= {"max_tokens": self.setting.valid_tokens, "reporter": self.reporter, "out": self.out / "sweep"}
-        return sweep(self.lm, self.store, over, values, list(self.setting.valid), **options).to_json()
+        """Sweep, or find that it has been done: a part may have several sweeps."""
+        noted = self.out / "sweep" / f"{options.get('method', over)}.json"
+        if not noted.exists():
+            options |= {"max_tokens": self.setting.valid_tokens, "reporter": self.reporter, "out": noted.parent}
+            found = sweep(self.lm, self.store, over, values, list(self.setting.valid), **options)
+            files.write_json(noted, found.to_json())
+        return files.read_json(noted)
 
     def _continuation(self) -> tuple[Json, list[Json]]:
         knnlm, prompt = KNNLM.load(self.best, self.lm), self.setting.prompt

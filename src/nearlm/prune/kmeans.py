@@ -21,7 +21,7 @@ from nearlm.progress import duration
 from nearlm.prune.selection import Centroids, Ids, Selection, Work, check_keep, target
 
 ITERATIONS = 10
-LARGEST = 1 << 18  # records that are clustered together; more of one token are cut into parts
+LARGEST = 1 << 14  # records that are clustered together; more of one token are cut into parts: time is quadratic
 _TOP_TOKENS, _RATIO = 5000, 20.0
 
 

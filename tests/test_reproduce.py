@@ -1,0 +1,147 @@
+"""The paper's experiments at a tiny size: every part, going on, refusals, the page, and as a user types them."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from conftest import make_text
+from nearlm.datastore import Datastore
+from nearlm.errors import OptionError, StoreError
+from nearlm.evaluate import evaluate
+from nearlm.experiments import optimize as optimizing
+from nearlm.experiments import reproduce as reproducing
+from nearlm.experiments.reproduce import ALL_PARTS, DEMO_PARTS, Reproduction
+from nearlm.experiments.settings import DEMO, SETTINGS, Setting, changed, find_setting, sized
+from nearlm.knnlm import KNNLM
+from nearlm.progress import Reporter
+from nearlm.report import write_report
+from nearlm.results import ALL, NLM, VANILLA, MainTable, Results
+
+pytestmark = pytest.mark.usefixtures("quick_timing")
+
+
+@pytest.fixture(scope="module")
+def setting(model_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reproduce")
+    (folder / "train.txt").write_text(make_text(500, seed=1))
+    for split in ("valid", "test"):
+        (folder / split).mkdir()
+        for number in range(12):
+            (folder / split / f"{number}.txt").write_text(make_text(30, seed=len(split) + 20 * number))
+    texts = {split: (str(folder / split),) for split in ("valid", "test")}
+    return Setting(
+        "tiny",
+        "A tiny <setting>",
+        "About it.",
+        str(model_folder),
+        (str(folder / "train.txt"),),
+        **texts,
+        timed_tokens=100,
+        rounds=1,
+        keeps=(0.5,),
+        dims=(8, 999),
+        ks=(16,),
+        prompt="the licence grants",
+    )
+
+
+@pytest.fixture
+def small(monkeypatch, quick_paper_index):
+    monkeypatch.setattr(optimizing, "DIMS", (8,))
+    monkeypatch.setattr(optimizing, "KEEPS", (0.7,))
+    monkeypatch.setattr(optimizing, "KS", (1024, 64))
+    monkeypatch.setattr(reproducing, "_NEW_TOKENS", 5)
+
+
+@pytest.mark.timeout(300)
+def test_every_part_is_measured_and_shown(setting, tmp_path, small, monkeypatch):
+    out, quiet = tmp_path / "out", Reporter(quiet=True)
+    results = Reproduction(setting, out, quiet, command="nearlm demo").run(ALL_PARTS)
+    parts = results.all()
+    assert set(parts) == {*ALL_PARTS, "about"}
+    main = MainTable.from_json(parts["main"])
+    assert [row.name for row in main.rows] == [NLM, VANILLA, "+ AR", "+ GM", "+ DR", "+ index", ALL]
+    run = Reproduction(setting, out, quiet)
+    for name, knnlm in ((NLM, KNNLM.load(out / "fast", knn=False)), (ALL, KNNLM.load(out / "fast"))):
+        assert main.row(name).perplexity == pytest.approx(evaluate(knnlm, setting.test).perplexity, rel=1e-4)
+        assert main.row(name).end_to_end
+    vanilla = run.memories.tuned(run.store, "paper")
+    assert main.row(VANILLA).perplexity == pytest.approx(evaluate(vanilla, setting.test).perplexity, rel=1e-4)
+    assert len(Datastore.open(out / "merged")) == main.row("+ GM").records < main.row(VANILLA).records
+    assert main.row("+ DR").dim == 16 and not main.row("+ GM").end_to_end
+    names = [row["name"] for row in parts["baseline"]["rows"]]
+    assert names == [NLM, "kNN-LM, T=1", VANILLA, "kNN-LM, exact", "nearlm's index"]
+    assert set(parts["pruning"]) == {"random", "kmeans", "merge", "rank"}
+    assert [point["dim"] for point in parts["pca"]["points"]] == [32, 8]
+    assert [point["k"] for point in parts["k"]["points"]][1:] == [16]
+    assert len(parts["continuation"]["tokens"]) == 5 and parts["about"]["command"] == "nearlm demo"
+    assert (out / "main.csv").read_text().startswith("name,perplexity,")
+
+    monkeypatch.setattr(Reproduction, "_main", lambda self: pytest.fail("measured again"))
+    again = Reproduction(setting, out, quiet).run(ALL_PARTS).all()
+    assert {**again, "about": 0} == {**parts, "about": 0}
+    (out / "k.json").unlink()
+    (out / "sweep" / "k.json").unlink()
+    assert Reproduction(setting, out, quiet).run(ALL_PARTS).load("k") is not None
+    with pytest.raises(StoreError, match="another setting or other sizes"):
+        Reproduction(replace(setting, valid_tokens=99), out, quiet).run(DEMO_PARTS)
+    told = results.told()
+    assert "of NLM" in told and "Chosen: " in told and "without:" in told
+    page = write_report(results).read_text()
+    assert "A tiny &lt;setting&gt;" in page
+
+
+def test_a_killed_run_goes_on(setting, tmp_path, small, monkeypatch):
+    out, quiet, parts = tmp_path / "out", Reporter(quiet=True), ("choice", "continuation")
+    real = Reproduction._continuation
+
+    def killed(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Reproduction, "_continuation", killed)
+    with pytest.raises(KeyboardInterrupt):
+        Reproduction(setting, out, quiet).run(parts)
+    monkeypatch.setattr(Reproduction, "_continuation", real)
+    monkeypatch.setattr(reproducing, "optimize", lambda *given, **options: pytest.fail("chosen again"))
+    assert set(Reproduction(setting, out, quiet).run(parts).all()) == {"about", *parts}
+
+
+def test_settings_at_the_papers_scale():
+    assert set(SETTINGS) == {"domain", "standard", "wikitext103", "law-mt"}
+    for name, one in SETTINGS.items():
+        assert one.name == name and one.train and one.valid and one.test and one.prompt
+        rows = {row["name"]: row for row in one.paper_rows()}
+        assert set(rows) == {NLM, VANILLA, "+ AR", "+ GM", "+ DR", ALL}
+        assert np.diff([rows[part]["tokens_per_second"] for part in (VANILLA, ALL, NLM)]).min() > 0
+    assert SETTINGS["wikitext103"].train == ("hf:Salesforce/wikitext/wikitext-103-raw-v1:train",)
+    with pytest.raises(OptionError, match="expected one of domain, standard"):
+        find_setting("nonsense")
+
+
+def test_sizes_follow_the_store():
+    assert sized(DEMO, None) is DEMO
+    small = sized(DEMO, 8000)
+    assert (small.max_tokens, small.valid_tokens, small.test_tokens, small.timed_tokens) == (8000, 1000, 1000, 1000)
+    large = sized(DEMO, 10**6)
+    assert (large.valid_tokens, large.test_tokens) == (DEMO.valid_tokens, DEMO.test_tokens)
+    with pytest.raises(OptionError, match="--max-tokens is 10"):
+        sized(DEMO, 10)
+    own = changed(SETTINGS["domain"], model="mine", train=["a", "b"], valid=None, test=None)
+    assert (own.model, own.train, own.valid, own.store) == ("mine", ("a", "b"), ("spdx:valid",), None)
+    assert changed(DEMO, model=None) is DEMO
+
+
+def test_as_a_user_types_it(setting, tmp_path, small, nearlm, monkeypatch):
+    monkeypatch.setattr(reproducing, "ALL_PARTS", ("choice", "continuation"))
+    texts = [word for split in ("train", "valid", "test") for word in (f"--{split}", getattr(setting, split)[0])]
+    command = ["reproduce", "--setting", "domain", "--model", setting.model, *texts, "--out", str(tmp_path / "out")]
+    code, out, err = nearlm(*command, "--quiet")
+    assert code == 0, err
+    assert "Chosen: " in out and out.rstrip().endswith("report.html") and (tmp_path / "out" / "report.html").exists()
+    about = json.loads((tmp_path / "out" / "about.json").read_text())
+    assert about["command"].startswith("nearlm reproduce --setting domain")
+    code, _, err = nearlm("reproduce", "--setting", "nonsense", "--out", str(tmp_path / "x"))
+    assert code == 2 and "expected one of domain" in err and not (tmp_path / "x").exists()
+    assert Results(tmp_path / "nothing").all() == {}
