@@ -17,7 +17,15 @@ from nearlm.adaptor import Adaptor
 from nearlm.datastore import Datastore
 from nearlm.errors import NearLMError
 from nearlm.evaluate import Evaluation, evaluate_tokens
-from nearlm.experiments.measuring import AUTO, PAPER, TIMED, adaptor_seconds, auto_index, searches_per_second
+from nearlm.experiments.measuring import (
+    AUTO,
+    PAPER,
+    TIMED,
+    adaptor_seconds,
+    auto_index,
+    quiet_steps,
+    searches_per_second,
+)
 from nearlm.index import PAPER_K
 from nearlm.indexing import build_index
 from nearlm.knnlm import KNNLM
@@ -51,6 +59,7 @@ class Memories:
 
     def __init__(self, lm: LM, store: Datastore, texts: Texts, folder: Path, reporter: Reporter):
         self.lm, self.store, self.texts, self.folder, self.reporter = lm, store, texts, folder, reporter
+        self.quiet = quiet_steps(store, reporter)
         self.valid = self._trace(texts.valid, texts.valid_tokens)
         self.test = self._trace(texts.test, texts.test_tokens)
 
@@ -61,10 +70,10 @@ class Memories:
     def tuned(self, store: Datastore, factory: str, distances: str = "index", *, at_one: bool = False) -> KNNLM:
         """Return a store's memory with some kind of index, λ and T tuned on the validation text, or T=1."""
         if factory == AUTO:
-            name = auto_index(store, self.reporter.quiet)
+            name = auto_index(store, self.quiet)
         else:
             name = factory
-            build_index(store, factory, name=name, quiet=self.reporter.quiet)
+            build_index(store, factory, name=name, quiet=self.quiet)
         retriever = Retriever(store, name, distances=distances)
         trace = trace_search(self.valid, retriever, PAPER_K, self.reporter)
         setting = paper_setting(trace) if at_one else best_setting(trace)
@@ -89,14 +98,13 @@ class Memories:
 
     def merged(self) -> Datastore:
         """Make the store with greedily merged records."""
-        quiet = self.reporter.quiet
-        options: dict[str, Any] = {"keep": KEEP, "index": auto_index(self.store, quiet), "quiet": quiet}
+        options: dict[str, Any] = {"keep": KEEP, "index": auto_index(self.store, self.quiet), "quiet": self.quiet}
         return prune_store(self.store, "merge", self.folder / "merged", **options)
 
     def reduced(self) -> Datastore:
         """Make the store with half of the dimensions, as the paper's main table has, so that codes divide them."""
         dim = 64 * (self.store.dim // 128) or max(1, self.store.dim // 2)
-        return reduce_store(self.store, dim, self.folder / "reduced", quiet=self.reporter.quiet)
+        return reduce_store(self.store, dim, self.folder / "reduced", quiet=self.quiet)
 
     def row(self, name: str, knnlm: KNNLM, lm_seconds: float) -> Row:
         """Measure one memory from the trace of the test text, and its speed from its parts."""
@@ -193,6 +201,7 @@ def main_table(memories: Memories, best: Datastore, *, budget: float, rounds: in
     rows = []
     for name, knnlm in models.items():
         row = memories.row(name, knnlm, 1 / speeds[NLM])
+        memories.reporter.say(f"  {name}: perplexity {row.perplexity:.3f}")
         if name in runs:
             beyond = median(_beyond(run) for run in runs[name])
             row = replace(row, tokens_per_second=speeds[name], microseconds=beyond, end_to_end=True)

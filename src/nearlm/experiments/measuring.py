@@ -12,11 +12,13 @@ from nearlm.datastore import Datastore
 from nearlm.index import DEFAULT
 from nearlm.indexing import build_index
 from nearlm.ngrams import last_tokens
+from nearlm.progress import Reporter
 from nearlm.retrieve import Retriever
 from nearlm.trace import LMTrace
 
 AUTO, PAPER = "auto", "paper"  # kinds of indexes, and what experiments call them
 TIMED = 4096  # queries
+_SHORT = 200_000  # records
 _BATCH = 2048
 _PASSES, _SECONDS = 3, 2.0
 
@@ -30,6 +32,11 @@ def searches_per_second(retriever: Retriever, queries: npt.NDArray[np.floating[A
             retriever.search(queries[start : start + _BATCH], k, ordered=False)
         times.append(time.perf_counter() - started)
     return len(queries) / min(times)
+
+
+def quiet_steps(store: Datastore, reporter: Reporter) -> bool:
+    """Tell whether the steps of an experiment on this store are too short to speak of."""
+    return reporter.quiet or len(store) < _SHORT
 
 
 def auto_index(store: Datastore, quiet: bool) -> str:

@@ -21,7 +21,16 @@ from nearlm.adaptor import Adaptor
 from nearlm.adaptor_training import SHARES, split_rows
 from nearlm.datastore import Datastore
 from nearlm.errors import OptionError, StoreError
-from nearlm.experiments.measuring import AUTO, PAPER, TIMED, adaptor_seconds, auto_index, searches_per_second, unbeaten
+from nearlm.experiments.measuring import (
+    AUTO,
+    PAPER,
+    TIMED,
+    adaptor_seconds,
+    auto_index,
+    quiet_steps,
+    searches_per_second,
+    unbeaten,
+)
 from nearlm.fetch import store_folder
 from nearlm.files import Json
 from nearlm.index import DEFAULT, PAPER_K
@@ -37,13 +46,13 @@ from nearlm.tune import Point as Setting
 from nearlm.tune import best_setting, save_settings, tune_traces
 
 DIMS = (192, 128, 64)
-KEEPS = (0.6, 0.4)
+KEEPS = (0.4, 0.2)
 NPROBES = (8, 4, 2)
 KS = (1024, 512, 256, 128)
 VANILLA = "vanilla"
 _FILE, _JOB = "optimize.json", "optimize"
 _ATTEMPTS = 4
-_SHAPE_SECONDS, _NEIGHBOR_SECONDS, _PAPER_SECONDS = 60e-6, 100e-6, 300e-6  # a record, on two cores
+_SHAPE_SECONDS, _PRUNE_SECONDS, _PAPER_SECONDS = 60e-6, 200e-6, 300e-6  # a record, on two cores
 
 
 class Shape(NamedTuple):
@@ -169,7 +178,7 @@ def _announce(store: Datastore, tokens: int, reporter: Reporter) -> None:
     """Say what will be measured and about how long that takes, by what its parts took per record and core."""
     shapes = len(_dims(store)) + len(KEEPS) + _ATTEMPTS // 2
     paper = 0 if PAPER in store.indexes else _PAPER_SECONDS
-    seconds = len(store) * (shapes * _SHAPE_SECONDS + _NEIGHBOR_SECONDS + paper) * 2 / max(1, os.cpu_count() or 1)
+    seconds = len(store) * (shapes * _SHAPE_SECONDS + _PRUNE_SECONDS + paper) * 2 / max(1, os.cpu_count() or 1)
     reporter.say(
         f"measuring the vanilla kNN-LM and about {shapes + 1} smaller stores on {tokens:,} tokens: about "
         f"{duration(seconds + 60)}, without the LM's pass over the text; "
@@ -186,7 +195,7 @@ class _Bench:
 
     def __init__(self, store: Datastore, traced: LMTrace, work: Path, job: files.Job, reporter: Reporter):
         self.store, self.traced, self.work, self.job, self.reporter = store, traced, work, job, reporter
-        self.whole = Shape(1.0, store.dim)
+        self.whole, self.quiet = Shape(1.0, store.dim), quiet_steps(store, reporter)
         self.queries = np.asarray(traced.keys[:TIMED])
 
     def noted(self, name: str, measure: Callable[[], list[Point]]) -> list[Point]:
@@ -199,21 +208,24 @@ class _Bench:
 
     def vanilla(self) -> tuple[Point, Trace]:
         """Measure the paper's kNN-LM; its trace says what it thought of every token."""
-        build_index(self.store, PAPER, name=PAPER, quiet=self.reporter.quiet)
+        self.reporter.say("the vanilla kNN-LM: the paper's index, 32 lists, 1024 neighbours")
+        build_index(self.store, PAPER, name=PAPER, quiet=self.quiet)
         retriever = Retriever(self.store, PAPER)
         trace = trace_search(self.traced, retriever, PAPER_K, self.reporter)
 
         def measured() -> list[Point]:
             return [self.point(VANILLA, self.store, self.whole, retriever, best_setting(trace))]
 
-        return self.noted(VANILLA, measured)[0], trace
+        found = self.noted(VANILLA, measured)[0]
+        self.say(found)
+        return found, trace
 
     def measure(self, shape: Shape, nprobes: Sequence[int]) -> list[Point]:
         """Measure a store of this shape with different numbers of lists, and of neighbours."""
 
         def measured() -> list[Point]:
             store = self.made(shape, self.work / _name(shape))
-            name = auto_index(store, self.reporter.quiet)
+            name = auto_index(store, self.quiet)
             lists = Retriever(store, name).index.nprobe
             points = []
             for nprobe in nprobes if lists else (None,):
@@ -225,19 +237,26 @@ class _Bench:
             return points
 
         found = self.noted(f"{_name(shape)}-{'-'.join(map(str, nprobes))}", measured)
+        for point in found:
+            self.reporter.say(
+                f"  {point.label}: perplexity {point.perplexity:.3f}, {point.microseconds:.0f} µs a token"
+            )
         files.remove(self.work / _name(shape))
         return found
 
+    def say(self, found: Point) -> None:
+        """Tell the user of a point."""
+        self.reporter.say(f"  {found.label}: perplexity {found.perplexity:.3f}, {found.microseconds:.0f} µs a token")
+
     def made(self, shape: Shape, folder: Path) -> Datastore:
-        """Make a store of this shape: merged first, so that one search for neighbours serves all, then reduced."""
+        """Make a store of this shape: pruned by k-means, which docs/results.md found best, then reduced."""
         if shape == self.whole:
             return self.store
-        quiet, merged = self.reporter.quiet, self.store
+        quiet, pruned = self.quiet, self.store
         if shape.keep < 1:
-            index = auto_index(self.store, quiet)
-            target = folder if shape.dim == self.store.dim else self.work / f"{_name(shape)}-merged"
-            merged = prune_store(self.store, "merge", target, keep=shape.keep, index=index, quiet=quiet)
-        return merged if merged.path == folder else reduce_store(merged, shape.dim, folder, quiet=quiet)
+            target = folder if shape.dim == self.store.dim else self.work / f"{_name(shape)}-pruned"
+            pruned = prune_store(self.store, "kmeans", target, keep=shape.keep, quiet=quiet)
+        return pruned if pruned.path == folder else reduce_store(pruned, shape.dim, folder, quiet=quiet)
 
     def point(self, label: str, store: Datastore, shape: Shape, retriever: Retriever, setting: Setting) -> Point:
         """Time one way to search."""
@@ -270,7 +289,7 @@ def _choose(
     for shape in [Shape(1.0, dim) for dim in _dims(bench.store)] + [Shape(keep, bench.store.dim) for keep in KEEPS]:
         try:
             found = bench.measure(shape, NPROBES[:1])
-        except OptionError as error:  # merging that cannot get down to so few records
+        except OptionError as error:  # more clusters than that are needed
             bench.reporter.say(f"left out: {error}")
             continue
         alone[shape] = found[0]
@@ -336,10 +355,10 @@ def _final(bench: _Bench, best: Point, folder: Path) -> Datastore:
     """Make the chosen store at its place, indexed and tuned."""
     shape = Shape(best.keep, best.dim)
     if shape == bench.whole:  # a store of its own all the same: rotated, so that nothing is lost
-        final = reduce_store(bench.store, bench.store.dim, folder, quiet=bench.reporter.quiet)
+        final = reduce_store(bench.store, bench.store.dim, folder, quiet=bench.quiet)
     else:
         final = bench.made(shape, folder)
-    build_index(final, AUTO, name=DEFAULT, nprobe=best.nprobe, quiet=bench.reporter.quiet)
+    build_index(final, AUTO, name=DEFAULT, nprobe=best.nprobe, quiet=bench.quiet)
     retriever = Retriever(final, DEFAULT, nprobe=best.nprobe)
     trace = trace_search(bench.traced, retriever, best.k, bench.reporter)
     save_settings(retriever, best_setting(trace), bench.traced.text)
