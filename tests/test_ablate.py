@@ -160,10 +160,12 @@ def test_trained_variants_outlast_a_kill(lm, store, texts, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--adaptor", "none"), "no adaptor 'none'"),
+        (("--adaptor", "none"), "no adaptor at all"),
+        (("--adaptor", "nothing"), "no adaptor 'nothing'"),
         (("--figure", "plot.gif"), "--figure"),
         (("--figure", "no/such/folder/plot.png"), "no folder"),
         (("--valid", "missing.txt"), "does not exist"),
+        (("--valid-tokens", "100"), "name it with --valid"),
     ],
 )
 def test_nonsense_gets_one_line(nearlm, store, texts, arguments, expected):

@@ -40,7 +40,7 @@ def test_from_an_index_to_an_adaptor(nearlm, store):
     valid = store.parent / "valid.txt"
     nearlm("index", store, "-q")
     nearlm("tune", store, "--text", valid, "-q")
-    code, out, err = nearlm("eval", store, "--text", valid, "--adaptor", "none", "-q")
+    code, out, err = nearlm("eval", store, "--text", valid, "--adaptor", "nothing", "-q")
     assert code == 2 and "nearlm adapt" in err and err.count("\n") == 1
     code, out, err = nearlm("adapt", store, "--text", valid)
     assert code == 0 and "50 % skipped" in out and "few to learn from" in err
@@ -78,6 +78,7 @@ def test_from_an_index_to_an_adaptor(nearlm, store):
         (("eval", "STORE", "--text", "missing.txt"), "does not exist"),
         (("generate", "STORE", "--prompt", "x", "--chat"), "chat template"),
         (("generate", "STORE", "--prompt", "x", "--max-new-tokens", "0"), "at least 1"),
+        (("tune", "STORE", "--text", "x.txt", "--k", "0"), "--k is 0"),
         (("tune", "nowhere", "--text", "VALID"), "does not exist"),
         (("adapt", "nowhere", "--text", "VALID"), "does not exist"),
         (("adapt", "STORE", "--text", "VALID", "--features", "keys,size"), "--features"),

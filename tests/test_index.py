@@ -82,7 +82,7 @@ def test_missing_neighbours_have_token_minus_one(store):
 
 
 def test_store_distances_are_the_true_ones_in_order(store, queries):
-    build_index(store, "IVF16,PQ8", name="coarse", nprobe=16, quiet=True)
+    build_index(store, "IVF16,PQ8x4", name="coarse", nprobe=16, quiet=True)
     rough = Retriever(store, "coarse").search(queries, 60)
     found = Retriever(store, "coarse", distances="store").search(queries, 60)
     keys = store.keys[:].astype(np.float64)
@@ -135,10 +135,10 @@ def test_the_automatic_index_scans_whitened_keys(store, queries, monkeypatch):
     np.testing.assert_array_equal(np.sort(unordered.ids), np.sort(most.ids))
 
 
-@pytest.mark.parametrize("kind", ["auto", "IVF16,PQ8", "flat"])
+@pytest.mark.parametrize("kind", ["auto", "IVF16,PQ8x4", "flat"])
 def test_an_index_can_be_had_as_plain_faiss(store, queries, monkeypatch, kind):
     monkeypatch.setattr(index_module, "_SMALL", 0)
-    build_index(store, kind, name="plain", nprobe=64, quiet=True)
+    build_index(store, kind, name="plain", nprobe=None if kind == "flat" else 64, quiet=True)
     index = faiss_index(store, "plain")
     assert index.ntotal == len(store)
     distances, ids = index.search(queries, 20)
@@ -175,6 +175,9 @@ def test_the_papers_index_is_as_facts_define_it():
         choose_index("nonsense", 10, 576)
     with pytest.raises(OptionError, match="nprobe"):
         choose_index("paper", 10, 576, 0)
+    for kind in ("flat", "auto", "SQ8"):
+        with pytest.raises(OptionError, match="leave it out"):
+            choose_index(kind, 10, 576, 8)
 
 
 def test_fewer_records_mean_shorter_lists():

@@ -32,6 +32,7 @@ from nearlm.retrieve import Retriever
 
 FORMAT = 1
 DEFAULT_BUDGET = 0.1
+NO_ADAPTOR = "none"
 _WEIGHTS = "adaptor.safetensors"
 
 Floats = npt.NDArray[np.float64]
@@ -222,6 +223,8 @@ def adaptor_folder(store: Datastore, name: str) -> Path:
     """Return where an adaptor of a store lives."""
     if not name or name != Path(name).name or name.startswith("."):
         raise OptionError(f"--adaptor is {name!r}, expected a plain name")
+    if name == NO_ADAPTOR:
+        raise OptionError(f"--adaptor is {name!r}, which stands for no adaptor at all; expected another name")
     return store.path / "adaptor" / name
 
 

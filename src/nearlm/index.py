@@ -43,6 +43,13 @@ def choose_index(factory: str, records: int, dim: int, nprobe: int | None = None
     """Turn `auto`, `paper`, `flat` or a FAISS factory string into a specification for a store of this size."""
     if nprobe is not None and nprobe < 1:
         raise OptionError(f"--nprobe is {nprobe}, expected at least 1")
+    spec = _chosen(factory, records, dim, nprobe)
+    if nprobe is not None and spec.nprobe is None:
+        raise OptionError(f"--nprobe is {nprobe}, but an index of {records:,} records is {spec.factory}; leave it out")
+    return spec
+
+
+def _chosen(factory: str, records: int, dim: int, nprobe: int | None) -> IndexSpec:
     if factory == "flat":
         return IndexSpec("Flat")
     if factory == "paper":

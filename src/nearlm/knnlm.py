@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from nearlm import files
-from nearlm.adaptor import Adaptor, Gate
+from nearlm.adaptor import NO_ADAPTOR, Adaptor, Gate
 from nearlm.attaching import attach, check_mixing
 from nearlm.datastore import Context, Datastore
 from nearlm.errors import OptionError
@@ -127,7 +127,7 @@ class KNNLM:
         if adaptor is None and knn and not given:
             adaptor = defaults["adaptor"]
             skip = defaults["skip"] if adaptor is not None and skip is None and budget is None else skip
-        adaptor, index = (None if adaptor == "none" else adaptor), index or defaults["index"]
+        adaptor, index = (None if adaptor == NO_ADAPTOR else adaptor), index or defaults["index"]
         if adaptor is None and (skip is not None or budget is not None):
             raise OptionError("--skip and --budget need an adaptor; name it with --adaptor")
         if adaptor is not None and (lam is not None or not knn):

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearlm import files
+from nearlm.errors import OptionError
 from nearlm.files import Json
 from nearlm.index import index_folder
 from nearlm.lm import LM
@@ -71,6 +72,8 @@ def tune(
     **corpus_options: Any,
 ) -> Tuning:
     """Tune λ × T × k of an index on a text and save the best with the index, where it becomes the default."""
+    if k is not None and k < 1:
+        raise OptionError(f"--k is {k}, expected at least 1")
     reading = Reading.of_store(retriever.store.manifest, stride)
     text = read_text(texts, lm.tokenizer, reading, max_tokens=max_tokens, reporter=reporter, **corpus_options)
     lm_trace = trace_lm(lm, text, reading, reporter)

@@ -14,6 +14,7 @@ from nearlm.adaptor import Adaptor, adaptor_folder
 from nearlm.adaptor_network import FEATURES, Shape, capped_lambda
 from nearlm.adaptor_training import Examples, Split, Training, best_constant, split_rows, train_network
 from nearlm.datastore import Datastore
+from nearlm.errors import OptionError
 from nearlm.experiments.measuring import TIMED, adaptor_seconds, searches_per_second
 from nearlm.files import Json
 from nearlm.lm import LM
@@ -98,6 +99,8 @@ def ablate(
 ) -> Ablation:
     """Take an adaptor apart on a test text, from one trace; with a validation text, train the paper's variants too."""
     reporter = reporter or Reporter(quiet=True)
+    if valid_tokens is not None and not valid:
+        raise OptionError("--valid-tokens cuts the validation text; name it with --valid")
     trained = Adaptor.load(store, adaptor)
     reading, settings = Reading.of_store(store.manifest), trained.settings
     retriever = settings.retriever(store)
