@@ -23,6 +23,7 @@ PAPER_K = 1024
 _POINTS_PER_CENTROID = 256
 _SMALL = 20_000  # records, up to which exact search costs nothing
 _HALF_WHITE = -0.25
+_MEDIUM = 200_000  # records
 
 
 @dataclass(frozen=True)
@@ -250,7 +251,10 @@ def train_index(index: SearchIndex, keys: npt.NDArray[np.float32]) -> None:
 
 
 def sample_size(spec: IndexSpec, records: int) -> int:
-    """Return how many keys to train on: what FAISS's own k-means would use, at most a million."""
+    """Return how many keys to train on: what FAISS's own k-means would use, at most a million; fewer of a small store.
+
+    Product codes take minutes to train whatever the store's size, so a small one gives them a quarter.
+    """
     lists = re.search(r"IVF(\d+)", spec.factory)
-    nlist = int(lists[1]) if lists else 0
-    return min(records, 1 << 20, max(1 << 16, _POINTS_PER_CENTROID * nlist))
+    points = _POINTS_PER_CENTROID if records >= _MEDIUM else _POINTS_PER_CENTROID // 4
+    return min(records, 1 << 20, points * max(256, int(lists[1]) if lists else 0))
