@@ -238,8 +238,12 @@ def write_parts(index: SearchIndex, folder: Path) -> None:
 
 
 def empty_index(spec: IndexSpec, dim: int) -> SearchIndex:
-    """Make an index that is neither trained nor filled."""
-    return SearchIndex(spec, None, faiss.index_factory(spec.pca or dim, spec.factory))
+    """Make an index that is neither trained nor filled; FAISS shall not warn of few keys, which is all there is."""
+    made = faiss.index_factory(spec.pca or dim, spec.factory)
+    for part in (made, getattr(made, "pq", made)):
+        if hasattr(part, "cp"):
+            part.cp.min_points_per_centroid = 1
+    return SearchIndex(spec, None, made)
 
 
 def train_index(index: SearchIndex, keys: npt.NDArray[np.float32]) -> None:
