@@ -23,7 +23,6 @@ PAPER_K = 1024
 _POINTS_PER_CENTROID = 256
 _SMALL = 20_000  # records, up to which exact search costs nothing
 _HALF_WHITE = -0.25
-_MEDIUM = 200_000  # records
 
 
 @dataclass(frozen=True)
@@ -238,8 +237,14 @@ def write_parts(index: SearchIndex, folder: Path) -> None:
 
 
 def empty_index(spec: IndexSpec, dim: int) -> SearchIndex:
-    """Make an index that is neither trained nor filled; FAISS shall not warn of few keys, which is all there is."""
+    """Make an index that is neither trained nor filled.
+
+    FAISS shall not warn of few keys, which is all there is, nor spend minutes on an order of product codes that only
+    Hamming distances (polysemous search) would use; other distances are the same in any order.
+    """
     made = faiss.index_factory(spec.pca or dim, spec.factory)
+    if hasattr(made, "do_polysemous_training"):
+        made.do_polysemous_training = False
     for part in (made, getattr(made, "pq", made)):
         if hasattr(part, "cp"):
             part.cp.min_points_per_centroid = 1
@@ -255,10 +260,7 @@ def train_index(index: SearchIndex, keys: npt.NDArray[np.float32]) -> None:
 
 
 def sample_size(spec: IndexSpec, records: int) -> int:
-    """Return how many keys to train on: what FAISS's own k-means would use, at most a million; fewer of a small store.
-
-    Product codes take minutes to train whatever the store's size, so a small one gives them a quarter.
-    """
+    """Return how many keys to train on: what FAISS's own k-means would use, at most a million."""
     lists = re.search(r"IVF(\d+)", spec.factory)
-    points = _POINTS_PER_CENTROID if records >= _MEDIUM else _POINTS_PER_CENTROID // 4
-    return min(records, 1 << 20, points * max(256, int(lists[1]) if lists else 0))
+    nlist = int(lists[1]) if lists else 0
+    return min(records, 1 << 20, max(1 << 16, _POINTS_PER_CENTROID * nlist))
