@@ -98,6 +98,7 @@ def choice() -> Json:
                 time = (18 + 0.12 * dim) * (0.35 + 0.65 * keep) * (1 - skip) + (6 if skip else 0)
                 label = f"dim {dim}, keep {keep:.0%}, skip {skip:.0%}"
                 points.append({"label": label, "perplexity": ppl, "microseconds": time, "chosen": False})
+                points[-1]["beyond"] = ppl - _VANILLA
     for one in points:
         one["pareto"] = not any(
             other["perplexity"] < one["perplexity"] and other["microseconds"] <= one["microseconds"] for other in points

@@ -10,7 +10,8 @@ from nearlm.datastore import Datastore
 from nearlm.errors import OptionError, StoreError
 from nearlm.evaluate import evaluate
 from nearlm.experiments import optimize as optimizing
-from nearlm.experiments.optimize import Choice, Point, Shape, cheapest, estimates, optimize
+from nearlm.experiments.optimize import optimize
+from nearlm.experiments.points import Choice, Goal, Point, Shape, Skipping, cheapest, estimates
 from nearlm.extract import build
 from nearlm.knnlm import KNNLM
 
@@ -35,8 +36,8 @@ def store(texts, lm):
 @pytest.fixture
 def small(monkeypatch, quick_paper_index):
     """Try fewer and smaller things."""
-    monkeypatch.setattr(optimizing, "DIMS", (8, 4))
-    monkeypatch.setattr(optimizing, "KEEPS", (0.7, 0.001))
+    monkeypatch.setattr(optimizing, "SMALL_DIMS", (8, 4))
+    monkeypatch.setattr(optimizing, "SMALL_KEEPS", (0.7, 0.001))
     monkeypatch.setattr(optimizing, "KS", (1024, 64))
     monkeypatch.setattr(optimizing, "TRUSTED_TOKENS", 10)
 
@@ -59,10 +60,22 @@ def test_estimates_add_perplexities_and_multiply_times():
 
 def test_the_fastest_within_the_target_is_chosen():
     points = [point(10.0, 100.0), point(10.1, 60.0), point(10.5, 30.0)]
-    assert cheapest(points, 10.2) is points[1]
-    assert cheapest(points, 10.1) is points[1]
-    assert cheapest(points, 11) is points[2]
-    assert cheapest(points, 9) is points[0]
+    assert cheapest(points, Goal(10.2)) is points[1]
+    assert cheapest(points, Goal(10.1)) is points[1]
+    assert cheapest(points, Goal(11)) is points[2]
+    assert cheapest(points, Goal(9)) is points[0]
+
+
+def test_an_adaptor_may_buy_a_worse_search_or_skip():
+    ratios = [0.95 + 0.002 * percent for percent in range(101)]  # as good as one λ when 25 % are skipped
+    goal = Goal(10.1, Skipping(ratios, 5.0))
+    assert goal.price(10.0, 100.0) == pytest.approx(5 + 0.70 * 100)  # 10.0 x 1.01
+    assert goal.price(10.5, 60.0) == pytest.approx(5 + 0.95 * 60)  # 10.5 x 0.96 = 10.08
+    assert goal.price(10.5, 4.0) == pytest.approx(5 + 0.95 * 4)
+    assert goal.price(10.0, 4.0) == 4.0  # the adaptor takes longer than the search
+    assert goal.price(11.0, 1.0) == float("inf")
+    points = [point(10.0, 100.0), point(10.5, 60.0), point(11.0, 1.0)]
+    assert cheapest(points, goal) is points[1] and cheapest(points, goal.alone) is points[0]
 
 
 def test_the_store_is_ready_and_within_the_budget(store, lm, texts, tmp_path, small):
@@ -71,9 +84,15 @@ def test_the_store_is_ready_and_within_the_budget(store, lm, texts, tmp_path, sm
     chosen, made = choice.chosen, Datastore.open(out)
     assert (chosen.records, chosen.dim) == (len(made), made.dim)
     assert not out.with_name("fast.optimize").exists()
-    constant = [one for one in choice.points if not one.adaptor and one.perplexity <= choice.target]
-    base = next(one for one in constant if (one.keep, one.dim, one.k) == (chosen.keep, chosen.dim, chosen.k))
-    assert base.microseconds == min(one.microseconds for one in constant)
+    plain = [one for one in choice.points if not one.adaptor]
+    base = next(
+        one
+        for one in plain
+        if (one.keep, one.dim, one.nprobe, one.k) == (chosen.keep, chosen.dim, chosen.nprobe, chosen.k)
+    )
+    within = min(one.microseconds for one in plain if one.perplexity <= choice.target)
+    assert chosen.microseconds < within if chosen.adaptor else chosen.microseconds == within
+    assert chosen.beyond <= 0.5 and base.beyond == pytest.approx(base.perplexity - choice.vanilla.perplexity)
     assert choice.target == choice.vanilla.perplexity + 0.5
     assert {one.dim for one in choice.points} >= {32, 8, 4} and {one.keep for one in choice.points} == {1.0, 0.7}
     assert str(len(made)) in choice.paragraph.replace(",", "")

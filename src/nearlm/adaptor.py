@@ -20,7 +20,7 @@ from nearlm.adaptor_network import (
     parse_features,
     scalar_columns,
 )
-from nearlm.adaptor_training import SHARES, Training
+from nearlm.adaptor_training import DEFAULT_A, SHARES, Training
 from nearlm.datastore import Datastore, describe
 from nearlm.errors import OptionError, StoreError
 from nearlm.files import Json
@@ -63,7 +63,7 @@ class Adaptor:
         index: str = DEFAULT,
         features: str | Sequence[str] = DEFAULT_FEATURES,
         standardise: str = "all",
-        a: float | str = 0.05,
+        a: float | str = DEFAULT_A,
         training: Training | None = None,
         reporter: Reporter | None = None,
         **options: Any,

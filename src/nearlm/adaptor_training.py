@@ -13,6 +13,7 @@ from nearlm.adaptor_network import LOSSES, AdaptorNetwork, Shape, capped_lambda
 from nearlm.errors import OptionError
 from nearlm.mix import mix, perplexity
 
+DEFAULT_A = 0.05  # of the L1 penalty
 PAPER_A = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
 LAMBDAS = np.round(np.arange(0.01, 1.0, 0.01), 2)
 HELD_OUT = 0.1

@@ -98,6 +98,15 @@ def best_setting(trace: Trace) -> Point:
     return _best_at(trace, trace.k, np.asarray(trace.lm.logp, np.float64))
 
 
+def best_settings(trace: Trace, ks: Sequence[int]) -> list[Point]:
+    """Return the best λ and T for some numbers of neighbours, most first; with fewer of them T is near that of most."""
+    log_lm = np.asarray(trace.lm.logp, np.float64)
+    found: list[Point] = []
+    for k in sorted({min(k, trace.k) for k in ks} if trace.retriever.nested else {trace.k}, reverse=True):
+        found.append(_best_at(trace, k, log_lm, found[-1].temperature if found else None))
+    return found
+
+
 def paper_setting(trace: Trace) -> Point:
     """Return the best λ of the paper's own protocol: T=1, λ from 0.1 to 0.9 in steps of 0.05."""
     return _best_lambda(np.asarray(trace.lm.logp, np.float64), trace.log_p_knn(1.0), trace.k, 1.0, PAPER_LAMBDAS)
@@ -130,8 +139,8 @@ def _ks(trace: Trace) -> list[int]:
     return sorted({*(k for k in KS if k < trace.k), trace.k}) if trace.retriever.nested else [trace.k]
 
 
-def _best_at(trace: Trace, k: int, log_lm: npt.NDArray[np.float64]) -> Point:
-    """Find the best T on a coarse grid and then around it, and the best λ at each."""
+def _best_at(trace: Trace, k: int, log_lm: npt.NDArray[np.float64], near: float | None = None) -> Point:
+    """Find the best T on a coarse grid (or take one that it is near to) and then around it, and the best λ at each."""
     points: dict[float, Point] = {}
 
     def at(temperature: float) -> Point:
@@ -140,8 +149,8 @@ def _best_at(trace: Trace, k: int, log_lm: npt.NDArray[np.float64]) -> Point:
             points[temperature] = _best_lambda(log_lm, log_knn, k, temperature, LAMBDAS)
         return points[temperature]
 
-    coarse = min((at(t) for t in TEMPERATURES[::3]), key=lambda point: point.perplexity)
-    middle = TEMPERATURES.index(coarse.temperature)
+    coarse = near or min((at(t) for t in TEMPERATURES[::3]), key=lambda point: point.perplexity).temperature
+    middle = TEMPERATURES.index(coarse)
     return min((at(t) for t in TEMPERATURES[max(0, middle - 2) : middle + 3]), key=lambda point: point.perplexity)
 
 

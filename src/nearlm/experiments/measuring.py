@@ -18,13 +18,13 @@ from nearlm.trace import LMTrace
 
 AUTO, PAPER = "auto", "paper"  # kinds of indexes, and what experiments call them
 TIMED = 4096  # queries
-_SHORT = 200_000  # records
+SMALL = 200_000  # records
 _BATCH = 2048
-_PASSES, _SECONDS = 3, 2.0
+_PASSES, _SECONDS = 2, 1.0
 
 
 def searches_per_second(retriever: Retriever, queries: npt.NDArray[np.floating[Any]], k: int) -> float:
-    """Time searches alone, in batches as evaluation makes them; the best of some passes, in two seconds at least."""
+    """Time searches alone, in batches as evaluation makes them; the best of some passes, in a second at least."""
     times: list[float] = []
     while len(times) < _PASSES or sum(times) < _SECONDS:
         started = time.perf_counter()
@@ -36,7 +36,7 @@ def searches_per_second(retriever: Retriever, queries: npt.NDArray[np.floating[A
 
 def quiet_steps(store: Datastore, reporter: Reporter) -> bool:
     """Tell whether the steps of an experiment on this store are too short to speak of."""
-    return reporter.quiet or len(store) < _SHORT
+    return reporter.quiet or len(store) < SMALL
 
 
 def auto_index(store: Datastore, quiet: bool) -> str:
@@ -48,7 +48,7 @@ def auto_index(store: Datastore, quiet: bool) -> str:
 
 
 def adaptor_seconds(adaptor: Adaptor, traced: LMTrace) -> float:
-    """Time an adaptor alone, features and network, and return the seconds of a token; the best of three passes."""
+    """Time an adaptor alone, features and network, and return the seconds of a token; the best of some passes."""
     text, rows, times = traced.text, min(TIMED, len(traced)), []
     positions = text.windows.target_positions[:rows]
     for _ in range(_PASSES + 1):

@@ -19,7 +19,8 @@ from nearlm.errors import StoreError
 from nearlm.experiments.ablate import ablate
 from nearlm.experiments.maintable import Memories, Texts, baseline, main_table
 from nearlm.experiments.measuring import PAPER
-from nearlm.experiments.optimize import Choice, optimize
+from nearlm.experiments.optimize import optimize
+from nearlm.experiments.points import Choice
 from nearlm.experiments.settings import TRAINED, Setting
 from nearlm.experiments.sweep import sweep
 from nearlm.extract import build
@@ -187,7 +188,7 @@ class Reproduction:
         """Sweep, or find that it has been done: a part may have several sweeps."""
         noted = self.out / "sweep" / f"{options.get('method', over)}.json"
         if not noted.exists():
-            options |= {"max_tokens": self.setting.valid_tokens, "reporter": self.reporter, "out": noted.parent}
+            options |= {"max_tokens": self.setting.sweep_tokens, "reporter": self.reporter, "out": noted.parent}
             found = sweep(self.lm, self.store, over, values, list(self.setting.valid), **options)
             files.write_json(noted, found.to_json())
         return files.read_json(noted)

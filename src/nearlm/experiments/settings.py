@@ -24,6 +24,7 @@ class Setting:
     max_tokens: int | None = None
     valid_tokens: int | None = 20_000
     test_tokens: int | None = 20_000
+    sweep_tokens: int | None = 12_000
     timed_tokens: int = 4_000
     rounds: int = 3
     keeps: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8)
@@ -81,7 +82,7 @@ SETTINGS = {
         "training split; validation and test are licences of other families.",
         store="cache:smollm2-spdx",
         max_tokens=None,
-        valid_tokens=20_000,
+        valid_tokens=None,
         test_tokens=20_000,
         timed_tokens=6_000,
         rounds=3,
@@ -98,6 +99,7 @@ SETTINGS = {
         store="cache:pydocs-small",
         valid_tokens=60_000,
         test_tokens=60_000,
+        sweep_tokens=30_000,
         timed_tokens=30_000,
         rounds=3,
         dims=(32, 64, 128, 192),
@@ -114,6 +116,7 @@ SETTINGS = {
         test=("hf:Salesforce/wikitext/wikitext-103-raw-v1:test",),
         valid_tokens=None,
         test_tokens=None,
+        sweep_tokens=None,
         timed_tokens=20_000,
         dims=(64, 128, 256, 512, 768),
         prompt="The first edition of the book",
@@ -130,6 +133,7 @@ SETTINGS = {
         test=("law-mt/test.en",),
         valid_tokens=None,
         test_tokens=None,
+        sweep_tokens=None,
         timed_tokens=20_000,
         dims=(64, 128, 256, 512, 768, 1280),
         prompt="Having regard to the Treaty establishing the European Community,",
@@ -144,7 +148,12 @@ def sized(setting: Setting, max_tokens: int | None) -> Setting:
         return setting
     if max_tokens < _FEWEST:
         raise OptionError(f"--max-tokens is {max_tokens}, expected at least {_FEWEST:,} to measure anything")
-    most = {"valid_tokens": max_tokens // 8, "test_tokens": max_tokens // 16, "timed_tokens": max_tokens // 40}
+    most = {
+        "valid_tokens": max_tokens // 8,
+        "sweep_tokens": max_tokens // 8,
+        "test_tokens": max_tokens // 16,
+        "timed_tokens": max_tokens // 40,
+    }
     few: Json = {name: min(getattr(setting, name) or count, max(count, _FEWEST // 2)) for name, count in most.items()}
     return replace(setting, max_tokens=max_tokens, **few)
 

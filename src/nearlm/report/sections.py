@@ -243,19 +243,20 @@ def _choice(found: Json) -> Section:
         TableRow(
             point["label"],
             "chosen" if point["chosen"] else "",
-            [markup.perplexity(point["perplexity"]), markup.plain(point["microseconds"])],
+            [f"{point['beyond']:+.3f}", markup.plain(point["microseconds"])],
             point["chosen"],
         )
         for point in front
     ]
-    columns = [Column("Perplexity", "on validation"), Column("Time", "µs a token")]
+    columns = [Column("Perplexity", "beyond vanilla"), Column("Time", "µs a token")]
     said = f" The chosen one is {chosen[0]['label']}." if chosen else ""
     picture = Picture(
         "choice",
         lambda: figures.choice(found),
         "Every dot is a combination that was tried: down is better, left is faster. The line joins those that no other "
         "beats in both; the star is the one that was taken.",
-        f"Scatter plot of perplexity against retrieval time for {len(found['points'])} combinations.{said}",
+        f"Scatter plot of perplexity beyond the vanilla kNN-LM against retrieval time: {len(found['points'])} "
+        f"combinations.{said}",
     )
     lead = (
         "<p>Skipping retrievals, dropping records and narrowing keys can be combined in many ways. All were compared "
