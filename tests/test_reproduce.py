@@ -15,9 +15,11 @@ from nearlm.experiments import reproduce as reproducing
 from nearlm.experiments.reproduce import ALL_PARTS, DEMO_PARTS, Reproduction
 from nearlm.experiments.settings import DEMO, SETTINGS, Setting, changed, find_setting, sized
 from nearlm.knnlm import KNNLM
+from nearlm.lm import LM
 from nearlm.progress import Reporter
 from nearlm.report import write_report
 from nearlm.results import ALL, NLM, VANILLA, MainTable, Results
+from nearlm.trace import Reading, trace_lm
 
 pytestmark = pytest.mark.usefixtures("quick_timing")
 
@@ -49,8 +51,8 @@ def setting(model_folder, tmp_path_factory):
 
 @pytest.fixture
 def small(monkeypatch, quick_paper_index):
-    monkeypatch.setattr(optimizing, "DIMS", (8,))
-    monkeypatch.setattr(optimizing, "KEEPS", (0.7,))
+    monkeypatch.setattr(optimizing, "SMALL_DIMS", (8,))
+    monkeypatch.setattr(optimizing, "SMALL_KEEPS", (0.7,))
     monkeypatch.setattr(optimizing, "KS", (1024, 64))
     monkeypatch.setattr(reproducing, "_NEW_TOKENS", 5)
 
@@ -87,6 +89,14 @@ def test_every_part_is_measured_and_shown(setting, tmp_path, small, monkeypatch)
     assert Reproduction(setting, out, quiet).run(ALL_PARTS).load("k") is not None
     with pytest.raises(StoreError, match="another setting or other sizes"):
         Reproduction(replace(setting, valid_tokens=99), out, quiet).run(DEMO_PARTS)
+    tuned = Reproduction(setting, out, quiet, finetune_tokens=600).run(ALL_PARTS).load("baseline")
+    assert [row["name"] for row in tuned["rows"]] == [*names, "NLM, fine-tuned on 600"]
+    learned = LM.load(str(out / "finetuned" / "600"))
+    alone = trace_lm(learned, run.memories.test.text, Reading.of_store(run.store.manifest)).logp
+    assert tuned["rows"][-1]["perplexity"] == pytest.approx(np.exp(-np.mean(np.asarray(alone, np.float64))))
+    assert tuned["rows"][-1]["perplexity"] != tuned["rows"][0]["perplexity"]
+    monkeypatch.setattr("nearlm.lmtraining.finetune", lambda *given, **options: pytest.fail("trained again"))
+    assert Reproduction(setting, out, quiet, finetune_tokens=600).run(ALL_PARTS).load("baseline") == tuned
     told = results.told()
     assert "of NLM" in told and "Chosen: " in told and "without:" in told
     page = write_report(results).read_text()

@@ -13,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nearlm import files
 from nearlm.datastore import Datastore
 from nearlm.errors import StoreError
@@ -36,6 +38,7 @@ BUDGET = 0.1
 DEMO_PARTS = ("choice", "main", "continuation")
 ALL_PARTS = ("choice", "main", "baseline", "adaptive", "pruning", "pca", "k", "continuation")
 _NEW_TOKENS = 48
+_FINETUNED = "NLM, fine-tuned on"
 _VERSIONS = ("nearlm", "torch", "transformers", "faiss-cpu", "numba")
 
 
@@ -60,6 +63,8 @@ class Reproduction:
                     self.reporter.say(f"— {part} ({number} of {len(parts)}) —")
                     found, rows = getattr(self, f"_{part}")()
                     self.results.save(part, found, rows)
+            if self.finetune_tokens:
+                self._finetune(self.finetune_tokens)
             self._about(time.monotonic() - started)
         return self.results
 
@@ -138,26 +143,31 @@ class Reproduction:
         return _rows(table)
 
     def _baseline(self) -> tuple[Json, list[Json]]:
-        main = self.results.load("main")
-        assert main is not None
-        speed = next(row["tokens_per_second"] for row in main["rows"] if row["name"] == NLM)
-        table = baseline(self.memories, 1 / speed)
-        if self.finetune_tokens:
-            table = MainTable(table.tokens, [*table.rows, self._finetuned(1 / speed)])
-        return _rows(table)
+        return _rows(baseline(self.memories, 1 / self._lm_speed()))
 
-    def _finetuned(self, lm_seconds: float) -> Row:
-        """Train the LM itself on the store's text, and score the test with it."""
+    def _lm_speed(self) -> float:
+        return self._table("main").row(NLM).tokens_per_second
+
+    def _table(self, part: str) -> MainTable:
+        found = self.results.load(part)
+        assert found is not None
+        return MainTable.from_json(found)
+
+    def _finetune(self, tokens: int) -> None:
+        """Train the LM itself on the store's text and add what it does on the test to the baselines."""
         from nearlm.lmtraining import finetune
         from nearlm.mix import perplexity
         from nearlm.trace import Reading, trace_lm
 
-        assert self.finetune_tokens
-        spec = self.lm.spec
-        folder = finetune(spec, list(self.setting.train), self.out / "finetuned", tokens=self.finetune_tokens)
-        tuned = LM.load(str(folder))
-        traced = trace_lm(tuned, self.memories.test.text, Reading.of_store(self.store.manifest), self.reporter)
-        return Row(f"NLM, fine-tuned on {self.finetune_tokens:,}", perplexity(traced.logp), 1 / lm_seconds)
+        name, known = f"{_FINETUNED} {tokens:,}", self._table("baseline")
+        if any(row.name == name for row in known.rows):
+            return
+        options: dict[str, Any] = {"tokens": tokens, "reporter": self.reporter}
+        folder = finetune(self.lm.spec, list(self.setting.train), self.out / "finetuned" / str(tokens), **options)
+        reading = Reading.of_store(self.store.manifest)
+        traced = trace_lm(LM.load(str(folder)), self.memories.test.text, reading, self.reporter)
+        row = Row(name, perplexity(np.asarray(traced.logp, np.float64)), self._lm_speed())
+        self.results.save("baseline", *_rows(MainTable(known.tokens, [*known.rows, row])))
 
     def _adaptive(self) -> tuple[Json, list[Json]]:
         memories, setting = self.memories, self.setting
