@@ -22,12 +22,11 @@ from nearlm.experiments.measuring import (
     PAPER,
     TIMED,
     adaptor_seconds,
-    auto_index,
+    index_of,
     quiet_steps,
     searches_per_second,
 )
 from nearlm.index import PAPER_K
-from nearlm.indexing import build_index
 from nearlm.knnlm import KNNLM
 from nearlm.lm import LM
 from nearlm.mix import mix, perplexity
@@ -67,14 +66,9 @@ class Memories:
         """Return the LM without a memory."""
         return KNNLM(self.lm, self.store, None)
 
-    def tuned(self, store: Datastore, factory: str, distances: str = "index", *, at_one: bool = False) -> KNNLM:
+    def tuned(self, store: Datastore, kind: str, distances: str = "index", *, at_one: bool = False) -> KNNLM:
         """Return a store's memory with some kind of index, λ and T tuned on the validation text, or T=1."""
-        if factory == AUTO:
-            name = auto_index(store, self.quiet)
-        else:
-            name = factory
-            build_index(store, factory, name=name, quiet=self.quiet)
-        retriever = Retriever(store, name, distances=distances)
+        retriever = Retriever(store, index_of(store, kind, self.quiet), distances=distances)
         trace = trace_search(self.valid, retriever, PAPER_K, self.reporter)
         setting = paper_setting(trace) if at_one else best_setting(trace)
         return self._knnlm(store, retriever, setting)
@@ -98,7 +92,7 @@ class Memories:
 
     def merged(self) -> Datastore:
         """Make the store with greedily merged records."""
-        options: dict[str, Any] = {"keep": KEEP, "index": auto_index(self.store, self.quiet), "quiet": self.quiet}
+        options: dict[str, Any] = {"keep": KEEP, "index": index_of(self.store, AUTO, self.quiet), "quiet": self.quiet}
         return prune_store(self.store, "merge", self.folder / "merged", **options)
 
     def reduced(self) -> Datastore:

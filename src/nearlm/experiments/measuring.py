@@ -49,12 +49,12 @@ def quiet_steps(store: Datastore, reporter: Reporter) -> bool:
     return reporter.quiet or len(store) < SMALL
 
 
-def auto_index(store: Datastore, quiet: bool) -> str:
-    """Make a store's automatic index, unless its default is one; return its name."""
-    if DEFAULT in store.indexes and build_index(store, name=DEFAULT, quiet=quiet)["factory"] == AUTO:
+def index_of(store: Datastore, kind: str, quiet: bool) -> str:
+    """Make a store's index of some kind and name it so; an automatic one may be its default. Return its name."""
+    if kind == AUTO and DEFAULT in store.indexes and build_index(store, name=DEFAULT, quiet=quiet)["factory"] == AUTO:
         return DEFAULT
-    build_index(store, AUTO, name=AUTO, quiet=quiet)
-    return AUTO
+    build_index(store, kind, name=kind, quiet=quiet)
+    return kind
 
 
 def adaptor_seconds(adaptor: Adaptor, traced: LMTrace) -> float:

@@ -29,7 +29,7 @@ from nearlm.experiments.measuring import (
     SMALL,
     TIMED,
     adaptor_seconds,
-    auto_index,
+    index_of,
     quiet_steps,
     searches_per_second,
     unbeaten,
@@ -153,8 +153,8 @@ class _Bench:
     @cached_property
     def paper_trace(self) -> Trace:
         """What the paper's kNN-LM thinks of every token."""
-        build_index(self.store, PAPER, name=PAPER, quiet=self.quiet)
-        return trace_search(self.traced, Retriever(self.store, PAPER), PAPER_K, self.reporter)
+        retriever = Retriever(self.store, index_of(self.store, PAPER, self.quiet))
+        return trace_search(self.traced, retriever, PAPER_K, self.reporter)
 
     def vanilla(self) -> Point:
         """Measure the paper's kNN-LM."""
@@ -171,7 +171,7 @@ class _Bench:
 
         def measured() -> list[Point]:
             store = self.made(shape, self.work / shape.folder)
-            name = auto_index(store, self.quiet)
+            name = index_of(store, AUTO, self.quiet)
             lists = Retriever(store, name).index.nprobe
             points = []
             for nprobe in nprobes if lists else (None,):
@@ -192,7 +192,7 @@ class _Bench:
             if len(split.held) < TRUSTED_TOKENS:
                 return None
             self.reporter.say("skipping searches")
-            retriever = Retriever(self.store, auto_index(self.store, self.quiet), nprobe=point.nprobe)
+            retriever = Retriever(self.store, index_of(self.store, AUTO, self.quiet), nprobe=point.nprobe)
             shape = AdaptorShape(self.traced.keys.shape[1], DEFAULT_FEATURES)
             ngrams = build_ngrams(self.store, self.reporter)
             settings = Settings(retriever.name, point.k, point.temperature, retriever.index.nprobe, retriever.distances)
