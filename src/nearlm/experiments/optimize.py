@@ -170,7 +170,7 @@ class _Bench:
         """Measure a store of this shape with different numbers of lists, and of neighbours."""
 
         def measured() -> list[Point]:
-            store = self.made(shape, self.work / shape.folder)
+            store = self.held(shape)
             name = index_of(store, AUTO, self.quiet)
             lists = Retriever(store, name).index.nprobe
             points = []
@@ -215,14 +215,20 @@ class _Bench:
         return found
 
     def made(self, shape: Shape, folder: Path) -> Datastore:
-        """Make a store of this shape: pruned by k-means, which docs/results.md found best, then reduced."""
-        if shape == self.whole:
-            return self.store
-        quiet, pruned = self.quiet, self.store
-        if shape.keep < 1:
-            target = folder if shape.dim == self.store.dim else self.work / f"{shape.folder}-pruned"
-            pruned = prune_store(self.store, "kmeans", target, keep=shape.keep, quiet=quiet)
-        return pruned if pruned.path == folder else reduce_store(pruned, shape.dim, folder, quiet=quiet)
+        """Make a store of this shape at a place of its own: pruned, then rotated and reduced."""
+        source = self.store if shape.keep == 1 else self.pruned(shape.keep)
+        return reduce_store(source, shape.dim, folder, quiet=self.quiet)
+
+    def pruned(self, keep: float) -> Datastore:
+        """Return the store pruned by k-means, which docs/results.md found best; it stays until all is done."""
+        folder = self.work / f"keep-{keep:g}"
+        return prune_store(self.store, "kmeans", folder, keep=keep, quiet=self.quiet)
+
+    def held(self, shape: Shape) -> Datastore:
+        """Return a store of this shape to measure."""
+        if shape.dim < self.store.dim:
+            return self.made(shape, self.work / shape.folder)
+        return self.store if shape.keep == 1 else self.pruned(shape.keep)
 
     def point(self, label: str, store: Datastore, shape: Shape, retriever: Retriever, setting: Setting) -> Point:
         """Time one way to search."""
@@ -245,11 +251,7 @@ class _Bench:
 
     def final(self, best: Point, folder: Path) -> Datastore:
         """Make a chosen store at its place, indexed and tuned."""
-        shape = Shape(best.keep, best.dim)
-        if shape == self.whole:  # a store of its own all the same: rotated, so that nothing is lost
-            final = reduce_store(self.store, self.store.dim, folder, quiet=self.quiet)
-        else:
-            final = self.made(shape, folder)
+        final = self.made(Shape(best.keep, best.dim), folder)
         build_index(final, AUTO, name=DEFAULT, nprobe=best.nprobe, quiet=self.quiet)
         retriever = Retriever(final, DEFAULT, nprobe=best.nprobe)
         trace = trace_search(self.traced, retriever, best.k, self.reporter)
