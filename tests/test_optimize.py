@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from conftest import make_text
 from nearlm.adaptor import Adaptor
+from nearlm.adaptor_training import split_rows
 from nearlm.datastore import Datastore
 from nearlm.errors import OptionError, StoreError
 from nearlm.evaluate import evaluate
@@ -14,6 +16,9 @@ from nearlm.experiments.optimize import optimize
 from nearlm.experiments.points import Choice, Goal, Point, Shape, Skipping, cheapest, estimates
 from nearlm.extract import build
 from nearlm.knnlm import KNNLM
+from nearlm.ngrams import last_tokens
+from nearlm.retrieve import Retriever
+from nearlm.trace import Reading, read_text, trace_lm, trace_search
 
 pytestmark = pytest.mark.usefixtures("quick_timing")
 
@@ -110,16 +115,36 @@ def test_the_store_is_ready_and_within_the_budget(store, lm, texts, tmp_path, sm
         optimize(lm, store, valid, out, budget=0.4)
 
 
+BUDGET = 60.0
+
+
 def test_the_share_to_skip_is_the_largest_within_the_budget_of_vanilla(store, lm, texts, tmp_path, small):
-    choice = optimize(lm, store, str(texts / "valid"), tmp_path / "fast", budget=3.0)
-    gated = next(one for one in choice.points if one.adaptor)
-    curve = Adaptor.load(Datastore.open(tmp_path / "fast")).described["held_out"]["curve"]
-    allowed = choice.held_out["vanilla"] + 3.0
-    at = round(100 * gated.skip)
-    assert (curve[at] <= allowed or at == 0) and all(value > allowed for value in curve[at + 1 :])
-    assert gated.perplexity == curve[at]
+    choice = optimize(lm, store, str(texts / "valid"), tmp_path / "fast", budget=BUDGET)
+    gated, made = next(one for one in choice.points if one.adaptor), Datastore.open(tmp_path / "fast")
+    adaptor, vanilla = Adaptor.load(made), choice.vanilla
+    reading = Reading.of_store(store.manifest)
+    traced = trace_lm(lm, read_text(str(texts / "valid"), lm.tokenizer, reading), reading)
+    rows = split_rows(traced.text.documents, 0).held
+    log_lm = np.asarray(traced.logp, np.float64)[rows]
+    ours = trace_search(traced, adaptor.settings.retriever(made), gated.k).log_p_knn(gated.temperature, gated.k)[rows]
+    paper = trace_search(traced, Retriever(store, "paper"), 1024).log_p_knn(vanilla.temperature)[rows]
+    log_vanilla = np.logaddexp(log_lm + np.log1p(-vanilla.lam), paper + np.log(vanilla.lam))
+    contexts = last_tokens(traced.text.tokens, traced.text.bounds, traced.text.windows.target_positions[rows])
+    within = []
+    for percent in range(100):
+        gate = adaptor.gate(percent / 100)
+        lam = gate.weights(traced.keys[rows], np.asarray(traced.conf)[rows], np.asarray(traced.ent)[rows], contexts)
+        with np.errstate(divide="ignore"):
+            logp = np.logaddexp(log_lm + np.log1p(-lam), ours + np.log(lam))
+        value = np.exp(-logp.mean())
+        error = value * (logp - log_vanilla).std() / np.sqrt(len(rows))
+        if value + error <= np.exp(-log_vanilla.mean()) + BUDGET:
+            within.append((percent / 100, value))
+    assert within and (gated.skip, gated.perplexity) == pytest.approx(within[-1], rel=1e-5)
+    assert gated.beyond == pytest.approx(within[-1][1] - np.exp(-log_vanilla.mean()), rel=1e-4)
+    assert choice.held_out["vanilla"] == pytest.approx(np.exp(-log_vanilla.mean()))
     if gated.chosen:
-        assert Datastore.open(tmp_path / "fast").defaults["skip"] == gated.skip
+        assert made.defaults["skip"] == gated.skip
         knnlm = KNNLM.load(tmp_path / "fast", lm)
         assert knnlm.gate is not None and knnlm.gate.skip == gated.skip
 

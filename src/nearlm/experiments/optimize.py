@@ -3,7 +3,8 @@
 Narrower keys, fewer records, fewer lists, fewer neighbours and skipped searches are first measured one at a time. What
 they cost together is then estimated (differences of perplexity add up, ratios multiply), and the combinations that
 seem fastest within the budget are made and measured while they promise to beat what has been. The share of searches to
-skip is in the end the largest that stays within the budget on the tokens held out from the adaptor's training.
+skip is in the end the largest that stays within the budget, by a standard error, on the tokens held out from the
+adaptor's training.
 """
 
 import os
@@ -20,7 +21,7 @@ from nearlm.adapting import TRUSTED_TOKENS, Settings, examples_of, judged
 from nearlm.adaptor import Adaptor
 from nearlm.adaptor_network import DEFAULT_FEATURES
 from nearlm.adaptor_network import Shape as AdaptorShape
-from nearlm.adaptor_training import DEFAULT_A, SHARES, Training, split_rows, train_network
+from nearlm.adaptor_training import DEFAULT_A, SHARES, Training, pruned_logp, split_rows, train_network
 from nearlm.datastore import Datastore
 from nearlm.errors import OptionError, StoreError
 from nearlm.experiments.measuring import (
@@ -41,7 +42,7 @@ from nearlm.index import DEFAULT, PAPER_K
 from nearlm.indexing import build_index
 from nearlm.lm import LM
 from nearlm.mix import mix, perplexity
-from nearlm.ngrams import build_ngrams
+from nearlm.ngrams import build_ngrams, last_tokens
 from nearlm.progress import Reporter, duration, size
 from nearlm.prune.pruning import prune_store
 from nearlm.reduce import reduce_store
@@ -331,23 +332,34 @@ def _adapted(
     budget: float,
     train: Callable[[Datastore], Adaptor],
 ) -> tuple[Point, Json]:
-    """Train an adaptor for a chosen store and choose how much it skips, on what was held out."""
-    adaptor = train(final)
-    rows = split_rows(bench.traced.text.documents, adaptor.described["training"]["seed"]).held
-    log_lm = np.asarray(bench.traced.logp, np.float64)[rows]
-    log_knn = bench.paper_trace.log_p_knn(vanilla.temperature)[rows]
-    there = perplexity(mix(log_lm, log_knn, vanilla.lam))
+    """Train an adaptor for a chosen store and choose how much it skips, on what was held out.
+
+    That is the largest share whose perplexity stays within the budget by one standard error of the difference.
+    """
+    adaptor, traced, text = train(final), bench.traced, bench.traced.text
+    rows = split_rows(text.documents, adaptor.described["training"]["seed"]).held
+    log_lm = np.asarray(traced.logp, np.float64)[rows]
+    log_vanilla = mix(log_lm, bench.paper_trace.log_p_knn(vanilla.temperature)[rows], vanilla.lam)
+    trace = trace_search(traced, adaptor.settings.retriever(final), best.k, bench.reporter)
+    log_knn, there = trace.log_p_knn(best.temperature, best.k)[rows], perplexity(log_vanilla)
+    contexts = last_tokens(text.tokens, text.bounds, text.windows.target_positions[rows])
+    features = traced.keys[rows], np.asarray(traced.conf)[rows], np.asarray(traced.ent)[rows], contexts
+    skip, value = 0.0, float("inf")
+    for share in SHARES[:-1] if len(rows) >= TRUSTED_TOKENS else SHARES[:1]:
+        lam = adaptor.gate(share).weights(*features)
+        logp = pruned_logp(log_lm, log_knn, lam, lam > 0)
+        found = perplexity(logp)
+        error = found * float(np.std(logp - log_vanilla)) / np.sqrt(len(rows))
+        if share == 0 or found + error <= there + budget:
+            skip, value = float(share), found
     held = adaptor.described["held_out"]
-    within = [share for share, value in zip(SHARES, held["curve"], strict=True) if value <= there + budget]
-    skip = float(max(within, default=0.0)) if held["tokens"] >= TRUSTED_TOKENS else 0.0
-    value = held["curve"][round(100 * skip)]
-    held_out = {"tokens": held["tokens"], "vanilla": there, "constant": held["constant"], "nlm": held["nlm"]}
+    held_out = {"tokens": len(rows), "vanilla": there, "constant": held["constant"], "nlm": held["nlm"]}
     point = replace(
         best,
         label=f"{best.label}, skip {skip:.0%}",
         perplexity=value,
         beyond=value - there,
-        microseconds=1e6 * adaptor_seconds(adaptor, bench.traced) + (1 - skip) * best.microseconds,
+        microseconds=1e6 * adaptor_seconds(adaptor, traced) + (1 - skip) * best.microseconds,
         adaptor=True,
         skip=skip,
     )
