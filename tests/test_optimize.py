@@ -73,11 +73,11 @@ def test_the_fastest_within_the_target_is_chosen():
 
 def test_an_adaptor_may_buy_a_worse_search_or_skip():
     ratios = [0.95 + 0.002 * percent for percent in range(101)]  # as good as one λ when 25 % are skipped
-    goal = Goal(10.1, Skipping(ratios, 5.0))
+    goal = Goal(10.15, Skipping(ratios, 0.05, 5.0))
     assert goal.price(10.0, 100.0) == pytest.approx(5 + 0.70 * 100)  # 10.0 x 1.01
     assert goal.price(10.5, 60.0) == pytest.approx(5 + 0.95 * 60)  # 10.5 x 0.96 = 10.08
     assert goal.price(10.5, 4.0) == pytest.approx(5 + 0.95 * 4)
-    assert goal.price(10.0, 4.0) == 4.0  # the adaptor takes longer than the search
+    assert goal.price(10.0, 4.0) == 4.0 and goal.price(10.14, 4.0) == 4.0  # the adaptor takes longer than the search
     assert goal.price(11.0, 1.0) == float("inf")
     points = [point(10.0, 100.0), point(10.5, 60.0), point(11.0, 1.0)]
     assert cheapest(points, goal) is points[1] and cheapest(points, goal.alone) is points[0]
@@ -125,24 +125,33 @@ def test_the_share_to_skip_is_the_largest_within_the_budget_of_vanilla(store, lm
     reading = Reading.of_store(store.manifest)
     traced = trace_lm(lm, read_text(str(texts / "valid"), lm.tokenizer, reading), reading)
     rows = split_rows(traced.text.documents, 0).held
-    log_lm = np.asarray(traced.logp, np.float64)[rows]
-    ours = trace_search(traced, adaptor.settings.retriever(made), gated.k).log_p_knn(gated.temperature, gated.k)[rows]
-    paper = trace_search(traced, Retriever(store, "paper"), 1024).log_p_knn(vanilla.temperature)[rows]
+    log_lm = np.asarray(traced.logp, np.float64)
+    ours = trace_search(traced, adaptor.settings.retriever(made), gated.k).log_p_knn(gated.temperature, gated.k)
+    paper = trace_search(traced, Retriever(store, "paper"), 1024).log_p_knn(vanilla.temperature)
     log_vanilla = np.logaddexp(log_lm + np.log1p(-vanilla.lam), paper + np.log(vanilla.lam))
-    contexts = last_tokens(traced.text.tokens, traced.text.bounds, traced.text.windows.target_positions[rows])
+    contexts = last_tokens(traced.text.tokens, traced.text.bounds, traced.text.windows.target_positions)
+    documents = np.asarray(traced.text.documents)
+
+    def sure(logp, chosen):
+        blocks = documents[chosen]
+        if len(set(blocks)) < 10:
+            blocks = np.arange(len(blocks)) * 10 // len(blocks)
+        difference = (logp - log_vanilla)[chosen]
+        sums = np.array([(difference - difference.mean())[blocks == one].sum() for one in set(blocks)])
+        ours, theirs = np.exp(-logp[chosen].mean()), np.exp(-log_vanilla[chosen].mean())
+        return ours + 2 * ours * np.sqrt((sums**2).sum()) / len(difference) <= theirs + BUDGET
+
     within = []
     for percent in range(100):
-        gate = adaptor.gate(percent / 100)
-        lam = gate.weights(traced.keys[rows], np.asarray(traced.conf)[rows], np.asarray(traced.ent)[rows], contexts)
+        lam = adaptor.gate(percent / 100).weights(traced.keys, traced.conf, traced.ent, contexts)
         with np.errstate(divide="ignore"):
             logp = np.logaddexp(log_lm + np.log1p(-lam), ours + np.log(lam))
-        value = np.exp(-logp.mean())
-        error = value * (logp - log_vanilla).std() / np.sqrt(len(rows))
-        if value + error <= np.exp(-log_vanilla.mean()) + BUDGET:
-            within.append((percent / 100, value))
-    assert within and (gated.skip, gated.perplexity) == pytest.approx(within[-1], rel=1e-5)
-    assert gated.beyond == pytest.approx(within[-1][1] - np.exp(-log_vanilla.mean()), rel=1e-4)
-    assert choice.held_out["vanilla"] == pytest.approx(np.exp(-log_vanilla.mean()))
+        if sure(logp, rows) and sure(logp, np.arange(len(logp))):
+            within.append((percent / 100, np.exp(-logp[rows].mean())))
+    assert within and (gated.skip, gated.perplexity) == pytest.approx(within[-1], rel=1e-5) and gated.sure
+    there = np.exp(-log_vanilla[rows].mean())
+    assert choice.held_out["vanilla"] == pytest.approx(there)
+    assert gated.beyond == pytest.approx(within[-1][1] - there, rel=1e-4)
     if gated.chosen:
         assert made.defaults["skip"] == gated.skip
         knnlm = KNNLM.load(tmp_path / "fast", lm)

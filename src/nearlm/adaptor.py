@@ -212,11 +212,14 @@ class Gate:
 
         `conf` and `ent`, and `contexts`, [n, 4], may be None unless `needs_statistics` or `needs_contexts`.
         """
-        constant = self.adaptor.lam
         if self.trivial:
-            return np.full(len(keys), 0.0 if self.skip == 1 else constant)
-        log_lam = self.adaptor.log_weights(keys, conf, ent, contexts)[:, 0]
-        return np.where(log_lam >= self.threshold, capped_lambda(log_lam) if self.adaptor.learned else constant, 0.0)
+            return np.full(len(keys), 0.0 if self.skip == 1 else self.adaptor.lam)
+        return self.weigh(self.adaptor.log_weights(keys, conf, ent, contexts)[:, 0])
+
+    def weigh(self, log_lam: Floats) -> Floats:
+        """Return the λ of contexts for what the network said of them."""
+        lam = capped_lambda(log_lam) if self.adaptor.learned else self.adaptor.lam
+        return np.where(log_lam >= self.threshold, lam, 0.0)
 
 
 def adaptor_folder(store: Datastore, name: str) -> Path:

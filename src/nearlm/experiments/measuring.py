@@ -20,6 +20,7 @@ AUTO, PAPER = "auto", "paper"  # kinds of indexes, and what experiments call the
 TIMED = 4096  # queries
 SMALL = 200_000  # records
 _BATCH, _WARM = 2048, 256
+_GROUPS = 10  # of tokens, at least, to tell an error from
 _PASSES, _SECONDS = 2, 1.0
 
 
@@ -69,6 +70,14 @@ def adaptor_seconds(adaptor: Adaptor, traced: LMTrace) -> float:
             adaptor.log_weights(traced.keys[part], traced.conf[part], traced.ent[part], contexts)
         times.append(time.perf_counter() - started)
     return min(times[1:]) / rows
+
+
+def standard_error(values: npt.NDArray[np.float64], documents: npt.NDArray[np.integer[Any]]) -> float:
+    """Return the standard error of a mean over tokens, which are alike within a document, or within a block if few."""
+    groups = np.unique(documents, return_inverse=True)[1]
+    if len(values) and groups.max() + 1 < _GROUPS:
+        groups = np.arange(len(values)) * _GROUPS // len(values)
+    return float(np.sqrt(np.sum(np.bincount(groups, values - values.mean()) ** 2)) / len(values))
 
 
 def unbeaten(points: Sequence[tuple[float, float]]) -> list[bool]:

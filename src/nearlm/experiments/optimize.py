@@ -3,8 +3,8 @@
 Narrower keys, fewer records, fewer lists, fewer neighbours and skipped searches are first measured one at a time. What
 they cost together is then estimated (differences of perplexity add up, ratios multiply), and the combinations that
 seem fastest within the budget are made and measured while they promise to beat what has been. The share of searches to
-skip is in the end the largest that stays within the budget, by a standard error, on the tokens held out from the
-adaptor's training.
+skip is in the end the largest that surely stays within the budget, by two standard errors, on the tokens held out from
+the adaptor's training and on the whole text.
 """
 
 import os
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nearlm import files
 from nearlm.adapting import TRUSTED_TOKENS, Settings, examples_of, judged
@@ -33,6 +34,7 @@ from nearlm.experiments.measuring import (
     index_of,
     quiet_steps,
     searches_per_second,
+    standard_error,
     unbeaten,
 )
 from nearlm.experiments.points import Choice, Goal, Point, Shape, Skipping, cheapest, estimates, explained
@@ -59,6 +61,7 @@ KS = (1024, 512, 256, 128)
 VANILLA = "vanilla"
 _FILE, _JOB, _REFUSED = "optimize.json", "optimize", "refused"
 _ATTEMPTS = 4
+_SURE = 2.0  # standard errors
 _PROMISING = 0.95  # of the least time so far: estimates are no better than that
 _SHAPE_SECONDS, _PRUNE_SECONDS, _PAPER_SECONDS = 60e-6, 200e-6, 300e-6  # a record, on two cores
 
@@ -185,7 +188,7 @@ class _Bench:
         files.remove(self.work / shape.folder)
         return found
 
-    def skipping(self, point: Point) -> Skipping | None:
+    def skipping(self, point: Point, vanilla: Point) -> Skipping | None:
         """Train an adaptor for one way to search the whole store; tell what skipping does to what was held out."""
         known = self.job.state("skipping")
         if not known:
@@ -203,15 +206,17 @@ class _Bench:
             described = judged(trained.network, examples, split, Training().objective, point.lam)
             adaptor = Adaptor(trained.network, {**described, "settings": asdict(settings)}, ngrams)
             held = described["held_out"]
+            trial = _Trial(self, vanilla, adaptor, trace)
             known = {
                 "ratios": [value / held["constant"] for value in held["curve"]],
+                "margin": trial.margin(trial.logp(0.0)),
                 "microseconds": 1e6 * adaptor_seconds(adaptor, self.traced),
             }
             self.job.note("skipping", known)
         found = Skipping(**known)
         self.reporter.say(
             f"  an adaptor: {found.microseconds:.1f} µs a token; perplexity x {found.ratios[0]:.3f} when nothing is "
-            f"skipped, x {found.ratios[50]:.3f} when half is"
+            f"skipped, x {found.ratios[50]:.3f} when half is; to be sure of it takes {found.margin:.3f}"
         )
         return found
 
@@ -262,7 +267,7 @@ class _Bench:
 
 def _choose(bench: _Bench, budget: float, folder: Path, train: Callable[[Datastore], Adaptor]) -> Choice:
     vanilla, points = bench.vanilla(), bench.measure(bench.whole, NPROBES)
-    goal = Goal(vanilla.perplexity + budget, bench.skipping(points[0]))
+    goal = Goal(vanilla.perplexity + budget, bench.skipping(points[0], vanilla))
     points = _explored(bench, points, goal)
     points = [replace(one, beyond=one.perplexity - vanilla.perplexity) for one in points]
 
@@ -274,11 +279,11 @@ def _choose(bench: _Bench, budget: float, folder: Path, train: Callable[[Datasto
             continue
         found, held_out = _adapted(bench, bench.final(best, folder), best, vanilla, budget, train)
         gated.append(found)
-        if found.beyond <= budget and found.microseconds < plain.microseconds:
+        if found.sure and found.microseconds < plain.microseconds:
             chosen = found
             break
         if best != plain:
-            bench.reporter.say(f"{found.label} is not within the budget; taking {plain.label}")
+            bench.reporter.say(f"{found.label} is not surely within the budget, or no faster; taking {plain.label}")
             files.remove(folder)
             bench.job.note(_REFUSED, {"point": asdict(found)})
     chosen = chosen or plain
@@ -332,35 +337,59 @@ def _adapted(
     budget: float,
     train: Callable[[Datastore], Adaptor],
 ) -> tuple[Point, Json]:
-    """Train an adaptor for a chosen store and choose how much it skips, on what was held out.
+    """Train an adaptor for a chosen store and choose how much it skips.
 
-    That is the largest share whose perplexity stays within the budget by one standard error of the difference.
+    That is the largest share whose perplexity surely stays within the budget (by two standard errors of the difference)
+    on the tokens that were held out, and, since these are few, on the whole text.
     """
-    adaptor, traced, text = train(final), bench.traced, bench.traced.text
-    rows = split_rows(text.documents, adaptor.described["training"]["seed"]).held
-    log_lm = np.asarray(traced.logp, np.float64)[rows]
-    log_vanilla = mix(log_lm, bench.paper_trace.log_p_knn(vanilla.temperature)[rows], vanilla.lam)
-    trace = trace_search(traced, adaptor.settings.retriever(final), best.k, bench.reporter)
-    log_knn, there = trace.log_p_knn(best.temperature, best.k)[rows], perplexity(log_vanilla)
-    contexts = last_tokens(text.tokens, text.bounds, text.windows.target_positions[rows])
-    features = traced.keys[rows], np.asarray(traced.conf)[rows], np.asarray(traced.ent)[rows], contexts
-    skip, value = 0.0, float("inf")
-    for share in SHARES[:-1] if len(rows) >= TRUSTED_TOKENS else SHARES[:1]:
-        lam = adaptor.gate(share).weights(*features)
-        logp = pruned_logp(log_lm, log_knn, lam, lam > 0)
-        found = perplexity(logp)
-        error = found * float(np.std(logp - log_vanilla)) / np.sqrt(len(rows))
-        if share == 0 or found + error <= there + budget:
-            skip, value = float(share), found
-    held = adaptor.described["held_out"]
-    held_out = {"tokens": len(rows), "vanilla": there, "constant": held["constant"], "nlm": held["nlm"]}
+    adaptor = train(final)
+    held = split_rows(bench.traced.text.documents, adaptor.described["training"]["seed"]).held
+    trace = trace_search(bench.traced, adaptor.settings.retriever(final), best.k, bench.reporter)
+    trial = _Trial(bench, vanilla, adaptor, trace)
+    shares = SHARES[:-1] if len(held) >= TRUSTED_TOKENS else SHARES[:0]
+    skip = max((float(share) for share in shares if trial.within(share, budget, held, slice(None))), default=0.0)
+    there, value = perplexity(trial.log_vanilla[held]), perplexity(trial.logp(skip)[held])
+    found = adaptor.described["held_out"]
+    held_out = {"tokens": len(held), "vanilla": there, "constant": found["constant"], "nlm": found["nlm"]}
     point = replace(
         best,
         label=f"{best.label}, skip {skip:.0%}",
         perplexity=value,
         beyond=value - there,
-        microseconds=1e6 * adaptor_seconds(adaptor, traced) + (1 - skip) * best.microseconds,
+        microseconds=1e6 * adaptor_seconds(adaptor, bench.traced) + (1 - skip) * best.microseconds,
         adaptor=True,
         skip=skip,
+        sure=bool(len(shares)) and trial.within(skip, budget, held, slice(None)),
     )
     return point, held_out
+
+
+class _Trial:
+    """What an adaptor makes of every token of the validation text, next to what the vanilla kNN-LM does."""
+
+    def __init__(self, bench: _Bench, vanilla: Point, adaptor: Adaptor, trace: Trace):
+        traced, text, settings = bench.traced, bench.traced.text, adaptor.settings
+        self.adaptor, self.documents = adaptor, np.asarray(text.documents)
+        contexts = last_tokens(text.tokens, text.bounds, text.windows.target_positions)
+        self.log_lam = adaptor.log_weights(traced.keys, traced.conf, traced.ent, contexts)[:, 0]
+        self.log_lm = np.asarray(traced.logp, np.float64)
+        self.log_knn = trace.log_p_knn(settings.temperature, settings.k)
+        self.log_vanilla = mix(self.log_lm, bench.paper_trace.log_p_knn(vanilla.temperature), vanilla.lam)
+
+    def logp(self, share: float) -> npt.NDArray[np.float64]:
+        """Return log p of every token when so many searches are skipped."""
+        lam = self.adaptor.gate(share).weigh(self.log_lam)
+        return pruned_logp(self.log_lm, self.log_knn, lam, lam > 0)
+
+    def within(self, share: float, budget: float, *parts: Any) -> bool:
+        """Tell whether skipping a share surely stays within the budget, on every part of the text."""
+        logp = self.logp(share)
+        return all(
+            perplexity(logp[rows]) + self.margin(logp, rows) <= perplexity(self.log_vanilla[rows]) + budget
+            for rows in parts
+        )
+
+    def margin(self, logp: npt.NDArray[np.float64], rows: Any = slice(None)) -> float:
+        """Return two standard errors of the difference from the vanilla kNN-LM, in perplexity."""
+        error = standard_error((logp - self.log_vanilla)[rows], self.documents[rows])
+        return _SURE * error * perplexity(logp[rows])

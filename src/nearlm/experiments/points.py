@@ -36,7 +36,8 @@ class Point:
     """One memory: what it keeps, how it is searched, and what that costs on the validation text.
 
     `microseconds` are those of a token's search (and adaptor). With an adaptor, perplexity is that of the tokens held
-    out from its training. `beyond` is the difference from the vanilla kNN-LM on the same tokens, in every case.
+    out from its training, and `sure` tells whether it is within the budget by two standard errors, there and on the
+    whole text. `beyond` is the difference from the vanilla kNN-LM on the same tokens, in every case.
     """
 
     label: str
@@ -53,6 +54,7 @@ class Point:
     index_bytes: int
     adaptor: bool = False
     skip: float = 0.0
+    sure: bool = False
     beyond: float = 0.0
     pareto: bool = False
     chosen: bool = False
@@ -60,9 +62,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Skipping:
-    """What an adaptor does to perplexity (a ratio for every percent of searches skipped), and its own time."""
+    """What an adaptor does to perplexity (a ratio for every percent of searches skipped), and its own time.
+
+    `margin` is how much better than allowed a perplexity must be to be sure of it.
+    """
 
     ratios: list[float]
+    margin: float
     microseconds: float
 
 
@@ -128,7 +134,7 @@ class Goal:
         prices = [microseconds] if perplexity <= self.target else []
         if self.skipping is not None:
             ratios = zip(SHARES, self.skipping.ratios, strict=True)
-            within = [share for share, ratio in ratios if perplexity * ratio <= self.target]
+            within = [share for share, ratio in ratios if perplexity * ratio + self.skipping.margin <= self.target]
             prices += [self.skipping.microseconds + (1 - max(within)) * microseconds] if within else []
         return min(prices, default=float("inf"))
 
