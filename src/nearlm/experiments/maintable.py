@@ -138,13 +138,18 @@ class Memories:
         )
 
     def timed(self, models: dict[str, KNNLM], rounds: int) -> dict[str, list[Evaluation]]:
-        """Evaluate some models end to end on the first tokens of the test text, in turn, a few rounds."""
+        """Evaluate some models end to end on the first tokens of the test text, in turns, and another first each time.
+
+        Many short rounds are worth more than few long ones: a machine's speed drifts.
+        """
         text = self._read(self.texts.test, min(self.texts.timed_tokens, self.texts.test_tokens or 1 << 62))
         found: dict[str, list[Evaluation]] = {name: [] for name in models}
+        self.reporter.say(f"timing end to end, {rounds} rounds of {len(text.targets):,} tokens: {', '.join(models)}")
         for number in range(rounds):
-            self.reporter.say(f"timing end to end, round {number + 1} of {rounds}: {', '.join(models)}")
-            for name, knnlm in models.items():
-                found[name].append(evaluate_tokens(knnlm, text, reporter=self.reporter))
+            turns = list(models)[number % len(models) :] + list(models)[: number % len(models)]
+            for name in turns:
+                found[name].append(evaluate_tokens(models[name], text))
+            self.reporter.say(f"  round {number + 1}: {found[NLM][-1].tokens_per_second:,.0f} tokens/s by the LM alone")
         return found
 
     def _knnlm(self, store: Datastore, retriever: Retriever, setting: Point) -> KNNLM:

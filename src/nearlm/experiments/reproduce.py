@@ -37,7 +37,7 @@ from nearlm.results import NLM, MainTable, Results, Row
 BUDGET = 0.1
 DEMO_PARTS = ("choice", "main", "continuation")
 ALL_PARTS = ("choice", "main", "baseline", "adaptive", "pruning", "pca", "k", "continuation")
-_NEW_TOKENS = 48
+_NEW_TOKENS, _PENALTY = 48, 1.1  # without one a small LM soon repeats itself
 _FINETUNED = "NLM, fine-tuned on"
 _VERSIONS = ("nearlm", "torch", "transformers", "faiss-cpu", "numba")
 
@@ -205,7 +205,7 @@ class Reproduction:
 
     def _continuation(self) -> tuple[Json, list[Json]]:
         knnlm, prompt = KNNLM.load(self.best, self.lm), self.setting.prompt
-        options: dict[str, Any] = {"max_new_tokens": _NEW_TOKENS, "do_sample": False}
+        options: dict[str, Any] = {"max_new_tokens": _NEW_TOKENS, "do_sample": False, "repetition_penalty": _PENALTY}
         without = KNNLM.load(self.best, self.lm, knn=False).generate(prompt, **options)
         start, new = knnlm.generate_ids([prompt], **options)[0]
         tokens = []
