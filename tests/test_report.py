@@ -335,3 +335,13 @@ def test_text_is_readable_in_both_modes(whole):
 )
 def test_numbers_are_written_for_people(write, value, expected):
     assert write(value) == expected
+
+
+def test_a_wide_range_of_times_has_plain_numbers():
+    found = measured.choice()
+    found["points"][0]["microseconds"], found["points"][1]["microseconds"] = 3.0, 900.0
+    axes = figures.choice(found).axes[0]
+    low, high = axes.get_xlim()
+    shown = [label.get_text() for label in axes.get_xticklabels(which="both") if low <= label.get_position()[0] <= high]
+    assert axes.get_xscale() == "log" and {"5", "10", "20", "100", "500"} <= set(shown)
+    assert all(text.replace(",", "").isdigit() for text in shown if text)

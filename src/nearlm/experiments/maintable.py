@@ -1,11 +1,12 @@
 """The paper's tables on a test text: the LM, the vanilla kNN-LM, its remedies one by one, and all together.
 
 Perplexities come from one trace of the text and one search for each memory. The LM, the vanilla kNN-LM and the last row
-are timed end to end, in interleaved runs; the other rows have the LM's speed with the times of their parts added.
+are timed end to end, in interleaved runs; the other rows have the LM's speed with the times of their parts added, each
+measured next to a search of the vanilla kNN-LM, since a machine's speed drifts.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -100,8 +101,11 @@ class Memories:
         dim = 64 * (self.store.dim // 128) or max(1, self.store.dim // 2)
         return reduce_store(self.store, dim, self.folder / "reduced", quiet=self.quiet)
 
-    def row(self, name: str, knnlm: KNNLM, lm_seconds: float) -> Row:
-        """Measure one memory from the trace of the test text, and its speed from its parts."""
+    def row(self, name: str, knnlm: KNNLM, lm_seconds: float, pace: Callable[[], float] = lambda: 1.0) -> Row:
+        """Measure one memory from the trace of the test text, and its speed from its parts.
+
+        `pace` tells how fast the machine is at the moment, compared with when `lm_seconds` was measured.
+        """
         log_lm = np.asarray(self.test.logp, np.float64)
         if knnlm.retriever is None:
             return Row(name, perplexity(log_lm), 1 / lm_seconds)
@@ -113,7 +117,7 @@ class Memories:
             extra = adaptor_seconds(knnlm.gate.adaptor, self.test)
         asked = lam > 0
         logp = np.where(asked, mix(log_lm, log_knn, lam), log_lm)
-        searches = searches_per_second(knnlm.retriever, np.asarray(self.test.keys[:TIMED]), k)
+        searches = searches_per_second(knnlm.retriever, np.asarray(self.test.keys[:TIMED]), k) / pace()
         started = time.perf_counter()
         trace.log_p_knn(knnlm.temperature)
         mixing = (time.perf_counter() - started) / len(log_lm)
@@ -197,9 +201,16 @@ def main_table(memories: Memories, best: Datastore, *, budget: float, rounds: in
         "+ index": memories.tuned(memories.store, AUTO),
         ALL: everything,
     }
+    assert vanilla.retriever is not None
+    usual = median(run.retrievals_per_second or 0.0 for run in runs[VANILLA])
+    reference, queries = vanilla.retriever, np.asarray(memories.test.keys[:TIMED])
+
+    def pace() -> float:
+        return searches_per_second(reference, queries, PAPER_K) / usual
+
     rows = []
     for name, knnlm in models.items():
-        row = memories.row(name, knnlm, 1 / speeds[NLM])
+        row = memories.row(name, knnlm, 1 / speeds[NLM], pace)
         memories.reporter.say(f"  {name}: perplexity {row.perplexity:.3f}")
         if name in runs:
             beyond = median(_beyond(run) for run in runs[name])

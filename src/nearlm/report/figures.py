@@ -338,7 +338,14 @@ def _name(axes: Any, across: str, up: str = _PERPLEXITY) -> None:
 def _logarithmic(axes: Any, values: Sequence[float], span: float, base: int = 10) -> bool:
     if not values or min(values) <= 0 or max(values) / min(values) < span:
         return False
+    from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
+
     axes.set_xscale("log", base=base)
+    if base == 10:  # 10, 20, 50, 100 …: all of them are labelled, as plain numbers
+        axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_minor_formatter(NullFormatter())
     return True
 
 
