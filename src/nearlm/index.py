@@ -20,7 +20,6 @@ from nearlm.scan import Found, Lists, ListScan, can_scan, without_lists, write_l
 DEFAULT = "default"
 PAPER_NPROBE = 32
 PAPER_K = 1024
-_SMALL, _FEW_POINTS = 200_000, 64  # records; keys of a list to train on at least
 _POINTS_PER_CENTROID = 256
 _SMALL = 20_000  # records, up to which exact search costs nothing
 _HALF_WHITE = -0.25
@@ -261,12 +260,7 @@ def train_index(index: SearchIndex, keys: npt.NDArray[np.float32]) -> None:
 
 
 def sample_size(spec: IndexSpec, records: int) -> int:
-    """Return how many keys to train on: what FAISS's own k-means would use, at most a million.
-
-    Of a small store it is a quarter: training takes longer than all else there, and gains nothing from more.
-    """
+    """Return how many keys to train on: what FAISS's own k-means would use, at most a million."""
     lists = re.search(r"IVF(\d+)", spec.factory)
     nlist = int(lists[1]) if lists else 0
-    enough = max(1 << 16, _POINTS_PER_CENTROID * nlist)
-    few = max(1 << 14, records // 4, _FEW_POINTS * nlist) if records < _SMALL else enough
-    return min(records, 1 << 20, enough, few)
+    return min(records, 1 << 20, max(1 << 16, _POINTS_PER_CENTROID * nlist))
