@@ -74,7 +74,7 @@ def untrained(store, lm, weight, features):
         "weight": weight,
         "lam": 0.4,
         "thresholds": thresholds_of(log_lam)[1:-1].tolist(),
-        "held_out": {"constant": 10.0, "curve": [9.0] * 101, "random": [9.0] * 101},
+        "held_out": {"constant": 10.0, "curve": [9.0] * 101, "errors": [0.0] * 101, "random": [9.0] * 101},
     }
     return network, described
 

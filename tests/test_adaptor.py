@@ -25,9 +25,10 @@ from nearlm.adaptor_training import (
     Split,
     Training,
     best_constant,
-    curve,
     half_perplexity,
+    pruned_logp,
     split_rows,
+    standard_error,
     thresholds_of,
     train_network,
 )
@@ -151,7 +152,8 @@ def test_thresholds_remove_the_share_that_was_asked_for():
 def test_the_curve_goes_from_the_mixture_to_the_lm():
     examples = made_up_examples()
     scores = examples.keys[:, 0].astype(np.float64)
-    found = curve(examples.log_lm, examples.log_knn, 0.4, scores, thresholds_of(scores))
+    pruned = [pruned_logp(examples.log_lm, examples.log_knn, 0.4, scores >= cut) for cut in thresholds_of(scores)]
+    found = [perplexity(logp) for logp in pruned]
     mixed = mix(examples.log_lm, examples.log_knn, 0.4)
     assert found[0] == perplexity(mixed) and found[-1] == perplexity(examples.log_lm)
     kept = np.argsort(scores)[len(scores) // 2 :]
@@ -174,6 +176,31 @@ def test_whole_documents_are_held_out_or_blocks_of_a_text_with_few():
     assert split_rows(DOCUMENTS, 1).held.tolist() != split.held.tolist()
     with pytest.raises(OptionError, match="too few"):
         split_rows(np.zeros(1, np.int64), 0)
+
+
+def test_an_error_is_that_of_documents_not_of_tokens():
+    rng = np.random.default_rng(0)
+    documents = np.repeat(np.arange(40), rng.integers(1, 60, 40))
+    values = rng.normal(size=40)[documents] + 0.1 * rng.normal(size=len(documents))
+    away = values - values.mean()
+    sums = [away[documents == one].sum() for one in range(40)]
+    found = standard_error(values, documents)
+    assert found == pytest.approx(np.sqrt(np.square(sums).sum()) / len(values), rel=1e-12)
+    assert found > 3 * values.std() / np.sqrt(len(values))
+    alone = standard_error(values, np.arange(len(values)))
+    assert alone == pytest.approx(values.std() / np.sqrt(len(values)), rel=1e-12)
+    blocks = np.arange(len(values)) * 10 // len(values)
+    assert standard_error(values, np.zeros(len(values), int)) == standard_error(values, blocks)
+
+
+def test_the_errors_of_the_curve_are_those_of_its_differences():
+    examples, split = made_up_examples(), split_rows(DOCUMENTS, 0)
+    network = train_network(Shape(12, PAPER_FEATURES), examples, split, 0.05, QUICK).network
+    found = adapting.judged(network, examples, split, "likelihood", 0.4)
+    held, held_out = examples[split.held], found["held_out"]
+    difference = held.log_lm - mix(held.log_lm, held.log_knn, found["lam"])
+    assert held_out["errors"][-1] == pytest.approx(standard_error(difference, DOCUMENTS[split.held]), rel=1e-12)
+    assert held_out["gain_error"] > 0 and held_out["errors"][0] == pytest.approx(held_out["gain_error"], rel=1e-9)
 
 
 def test_training_finds_what_there_is_to_find_and_the_seed_decides():
@@ -308,7 +335,7 @@ def test_the_checkpoint_is_chosen_where_the_lower_half_does_not_ask():
 def test_a_gain_on_few_held_out_tokens_is_not_trusted():
     examples, split = made_up_examples(), split_rows(DOCUMENTS, 0)
     network = train_network(Shape(12, PAPER_FEATURES), examples, split, 0.05, QUICK).network
-    few = Split(split.train, split.held[:499], "documents")
+    few = Split(split.train, split.held[:499], split.documents[:499], "documents")
     found = adapting.judged(network, examples, few, "likelihood", 0.123)
     assert found["weight"] == "constant" and found["lam"] == 0.123
     assert adapting.judged(network, examples, split, "likelihood", 0.123)["lam"] != 0.123
@@ -320,11 +347,14 @@ def test_auto_takes_the_largest_share_within_the_budget(adaptor, store):
         "tokens": 500,
         "constant": 10.0,
         "curve": (9.9 + 0.02 * np.arange(101)).tolist(),
+        "errors": [0.0] * 101,
     }
     one = Adaptor(adaptor.network, {**adaptor.described, "held_out": held}, adaptor.ngrams)
     assert one.best_skip(0.105) == pytest.approx(0.1) and one.gate("auto").skip == pytest.approx(0.1)
     assert one.gate("auto", 0.0).skip == pytest.approx(0.05)
     assert one.gate("auto", 100).skip == 1.0
+    held["errors"] = [0.002] * 101  # twice that of 10 is two more percent
+    assert one.gate("auto", 0.105).skip == pytest.approx(0.08)
     held["tokens"] = 499
     assert one.gate("auto", 100).skip == 0.0
     held |= {"tokens": 500, "curve": [20.0] * 101}

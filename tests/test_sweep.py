@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from conftest import make_text
+from nearlm import files
 from nearlm.datastore import Datastore
 from nearlm.errors import OptionError
 from nearlm.experiments import sweep as sweeping
+from nearlm.experiments.measuring import known_index
 from nearlm.experiments.sweep import SweepPoint, pareto_front, sweep
 from nearlm.extract import build
 from nearlm.indexing import build_index
@@ -56,6 +58,19 @@ def test_a_point_is_what_the_commands_give(store, lm, texts, tmp_path, over, val
     assert (point.temperature, point.lam) == (best.temperature, best.lam)
     assert point.store_bytes == pytest.approx(made.bytes, rel=0.02) and point.index_bytes > 0
     assert as_it_is.value is None and as_it_is.records == len(store) and as_it_is.perplexity < found.nlm_perplexity
+
+
+def test_an_index_of_the_kind_that_is_there_is_used_and_stays(store, lm, texts, tmp_path):
+    valid, options = str(texts / "valid.txt"), {"factory": "IVF16,Flat", "k": 64}
+    build_index(store, "IVF16,Flat", nprobe=4, name="other", quiet=True)  # searched in another way
+    build_index(store, "IVF16,Flat", name="mine", quiet=True)
+    before = files.checksum(store.path / "index" / "mine" / "index.json")
+    found = sweep(lm, store, "k", [16], valid, out=tmp_path / "s", **options)
+    assert [point.nprobe for point in found.points] == [32, 32] and store.indexes == ["mine", "other"]
+    assert files.checksum(store.path / "index" / "mine" / "index.json") == before
+    assert known_index(store, "IVF16,Flat") == "mine" and known_index(store, "flat") is None
+    (store.path / "index" / "mine" / "index.json").write_text("nonsense")
+    assert known_index(store, "IVF16,Flat") is None
 
 
 def test_a_killed_sweep_goes_on(store, lm, texts, tmp_path, monkeypatch):

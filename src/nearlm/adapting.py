@@ -13,13 +13,15 @@ from nearlm.adaptor_network import AdaptorNetwork, Shape, capped_lambda, scalar_
 from nearlm.adaptor_training import (
     PAPER_A,
     SHARES,
+    SURE,
     Examples,
     Split,
     Trained,
     Training,
     best_constant,
-    curve,
+    pruned_logp,
     split_rows,
+    standard_error,
     thresholds_of,
     train_network,
 )
@@ -139,7 +141,8 @@ def judged(network: AdaptorNetwork, examples: Examples, split: Split, objective:
     """Judge a network on what was held out: thresholds, the curve, and whether its λ(c) may be trusted.
 
     It is, if it predicts enough held-out tokens better than the best constant λ of the training tokens does, by more
-    than two standard errors of the difference. With too few tokens the constant is the λ that was tuned.
+    than two standard errors of the difference. With too few tokens the constant is the λ that was tuned. `errors` are
+    those of the curve, as differences from that constant in nats.
     """
     held = examples[split.held]
     enough = len(held) >= TRUSTED_TOKENS
@@ -147,11 +150,12 @@ def judged(network: AdaptorNetwork, examples: Examples, split: Split, objective:
     log_lam = network.log_weights(held.keys, held.scalars)[:, 0]
     plain = mix(held.log_lm, held.log_knn, constant)
     gain = mix(held.log_lm, held.log_knn, capped_lambda(log_lam)) - plain
-    error = float(np.std(gain) / np.sqrt(len(gain)))
-    better = enough and float(np.mean(gain)) > 2 * error
+    error = standard_error(gain, split.documents)
+    better = enough and float(np.mean(gain)) > SURE * error
     learned = objective == "likelihood" and better
     cuts = thresholds_of(log_lam)
     lam = capped_lambda(log_lam) if learned else constant
+    curve = [pruned_logp(held.log_lm, held.log_knn, lam, log_lam >= cut) for cut in cuts]
     mean_lm, mean_plain = float(np.mean(held.log_lm)), float(np.mean(plain))
     return {
         "weight": "learned" if learned else "constant",
@@ -164,7 +168,8 @@ def judged(network: AdaptorNetwork, examples: Examples, split: Split, objective:
             "constant": perplexity(plain),
             "gain": float(np.mean(gain)),
             "gain_error": error,
-            "curve": curve(held.log_lm, held.log_knn, lam, log_lam, cuts),
+            "curve": [perplexity(logp) for logp in curve],
+            "errors": [standard_error(logp - plain, split.documents) for logp in curve],
             "random": np.exp(-(SHARES * mean_lm + (1 - SHARES) * mean_plain)).tolist(),
         },
     }

@@ -20,7 +20,7 @@ from nearlm.adaptor_network import (
     parse_features,
     scalar_columns,
 )
-from nearlm.adaptor_training import DEFAULT_A, SHARES, Training
+from nearlm.adaptor_training import DEFAULT_A, SHARES, SURE, Training
 from nearlm.datastore import Datastore, describe
 from nearlm.errors import OptionError, StoreError
 from nearlm.files import Json
@@ -30,7 +30,7 @@ from nearlm.ngrams import MAX_N, NGrams, Tokens
 from nearlm.progress import Reporter
 from nearlm.retrieve import Retriever
 
-FORMAT = 1
+FORMAT = 2
 DEFAULT_BUDGET = 0.1
 NO_ADAPTOR = "none"
 _WEIGHTS = "adaptor.safetensors"
@@ -137,16 +137,17 @@ class Adaptor:
         return float(np.interp(inner, SHARES[1:-1], self.thresholds[1:-1]))
 
     def best_skip(self, budget: float = DEFAULT_BUDGET) -> float:
-        """Return the largest share whose held-out perplexity exceeds that of one constant λ by at most `budget`.
+        """Return the largest share whose held-out perplexity surely exceeds that of one constant λ by at most `budget`.
 
-        Too few held-out tokens say nothing: the share is then 0.
+        Surely is by two standard errors. Too few held-out tokens say nothing: the share is then 0.
         """
         if not budget >= 0:
             raise OptionError(f"--budget is {budget}, expected 0 or more perplexity")
         held = self.described["held_out"]
         if held["tokens"] < TRUSTED_TOKENS:
             return 0.0
-        within = [s for s, value in zip(SHARES, held["curve"], strict=True) if value <= held["constant"] + budget]
+        curve = np.array(held["curve"])
+        within = SHARES[curve * (1 + SURE * np.array(held["errors"])) <= held["constant"] + budget]
         return float(max(within, default=0.0))
 
     def gate(self, skip: float | str = 0.0, budget: float | None = None) -> "Gate":

@@ -18,7 +18,9 @@ PAPER_A = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
 LAMBDAS = np.round(np.arange(0.01, 1.0, 0.01), 2)
 HELD_OUT = 0.1
 SHARES = np.round(np.arange(0.0, 1.005, 0.01), 2)
+SURE = 2.0  # standard errors
 _BLOCKS = 20
+_GROUPS = 10  # of tokens, at least, to tell an error from
 _FIT_ROWS = 100_000
 
 Floats = npt.NDArray[np.float64]
@@ -59,10 +61,14 @@ class Training:
 
 @dataclass(frozen=True)
 class Split:
-    """Which rows train and which are held out, and whether those are whole documents or, if these are few, blocks."""
+    """Which rows train and which are held out, and whether those are whole documents or, if these are few, blocks.
+
+    `documents` are those of the rows that are held out.
+    """
 
     train: Ints
     held: Ints
+    documents: Ints
     unit: str
 
 
@@ -84,7 +90,7 @@ def split_rows(documents: Ints, seed: int) -> Split:
         held, unit = np.isin(rows * _BLOCKS // max(len(rows), 1), blocks), "blocks"
     if not held.any() or held.all():
         raise OptionError(f"the text has {len(rows)} tokens to predict, too few to hold some out; use more text")
-    return Split(rows[~held], rows[held], unit)
+    return Split(rows[~held], rows[held], documents[held], unit)
 
 
 def best_constant(log_lm: Floats, log_knn: Floats) -> float:
@@ -106,10 +112,12 @@ def thresholds_of(scores: Floats) -> Floats:
     return cuts
 
 
-def curve(log_lm: Floats, log_knn: Floats, lam: float | Floats, scores: Floats, cuts: Floats) -> list[float]:
-    """Return the perplexity at every percent of removed retrievals, lowest scores first."""
-    mixed = mix(log_lm, log_knn, lam)
-    return [perplexity(np.where(scores >= cut, mixed, log_lm)) for cut in cuts]
+def standard_error(values: Floats, documents: Ints) -> float:
+    """Return the standard error of a mean over tokens, which are alike within a document, or within a block if few."""
+    groups = np.unique(documents, return_inverse=True)[1]
+    if len(values) and groups.max() + 1 < _GROUPS:
+        groups = np.arange(len(values)) * _GROUPS // len(values)
+    return float(np.sqrt(np.sum(np.bincount(groups, values - values.mean()) ** 2)) / len(values))
 
 
 def half_perplexity(log_lm: Floats, log_knn: Floats, lam: float | Floats, scores: Floats) -> float:

@@ -1,15 +1,19 @@
 """What experiments measure alike: searches by themselves, and which points no other beats."""
 
+import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from nearlm import files
 from nearlm.adaptor import Adaptor
 from nearlm.datastore import Datastore
-from nearlm.index import DEFAULT
+from nearlm.errors import StoreError
+from nearlm.index import DEFAULT, choose_index, index_folder
 from nearlm.indexing import build_index
 from nearlm.ngrams import last_tokens
 from nearlm.progress import Reporter
@@ -20,7 +24,6 @@ AUTO, PAPER = "auto", "paper"  # kinds of indexes, and what experiments call the
 TIMED = 4096  # queries
 SMALL = 200_000  # records
 _BATCH, _WARM = 2048, 256
-_GROUPS = 10  # of tokens, at least, to tell an error from
 _PASSES, _SECONDS = 2, 1.0
 
 
@@ -50,12 +53,27 @@ def quiet_steps(store: Datastore, reporter: Reporter) -> bool:
     return reporter.quiet or len(store) < SMALL
 
 
-def index_of(store: Datastore, kind: str, quiet: bool) -> str:
-    """Make a store's index of some kind and name it so; an automatic one may be its default. Return its name."""
-    if kind == AUTO and DEFAULT in store.indexes and build_index(store, name=DEFAULT, quiet=quiet)["factory"] == AUTO:
-        return DEFAULT
-    build_index(store, kind, name=kind, quiet=quiet)
-    return kind
+def index_of(store: Datastore, kind: str, quiet: bool, name: str | None = None) -> str:
+    """Return the name of a store's index of some kind, made if there is none, and then named as wanted or by its kind.
+
+    The one that is used by default comes first, since merging may have left its neighbours there.
+    """
+    there = known_index(store, kind)
+    if there is None:
+        there = name or kind
+        build_index(store, kind, name=there, quiet=quiet)
+    return there
+
+
+def known_index(store: Datastore, kind: str) -> str | None:
+    """Return the name of an index of some kind that a store has already, of the store as it is now."""
+    spec = asdict(choose_index(kind, len(store), store.dim))
+    for name in sorted(store.indexes, key=lambda one: one != DEFAULT):
+        with contextlib.suppress(StoreError):  # a damaged one is no use
+            found = files.read_stamped(index_folder(store, name) / "index.json")
+            if (found["spec"], found["manifest"]) == (spec, store.manifest["checksum"]):
+                return name
+    return None
 
 
 def adaptor_seconds(adaptor: Adaptor, traced: LMTrace) -> float:
@@ -70,14 +88,6 @@ def adaptor_seconds(adaptor: Adaptor, traced: LMTrace) -> float:
             adaptor.log_weights(traced.keys[part], traced.conf[part], traced.ent[part], contexts)
         times.append(time.perf_counter() - started)
     return min(times[1:]) / rows
-
-
-def standard_error(values: npt.NDArray[np.float64], documents: npt.NDArray[np.integer[Any]]) -> float:
-    """Return the standard error of a mean over tokens, which are alike within a document, or within a block if few."""
-    groups = np.unique(documents, return_inverse=True)[1]
-    if len(values) and groups.max() + 1 < _GROUPS:
-        groups = np.arange(len(values)) * _GROUPS // len(values)
-    return float(np.sqrt(np.sum(np.bincount(groups, values - values.mean()) ** 2)) / len(values))
 
 
 def unbeaten(points: Sequence[tuple[float, float]]) -> list[bool]:

@@ -22,7 +22,16 @@ from nearlm.adapting import TRUSTED_TOKENS, Settings, examples_of, judged
 from nearlm.adaptor import Adaptor
 from nearlm.adaptor_network import DEFAULT_FEATURES
 from nearlm.adaptor_network import Shape as AdaptorShape
-from nearlm.adaptor_training import DEFAULT_A, SHARES, Training, pruned_logp, split_rows, train_network
+from nearlm.adaptor_training import (
+    DEFAULT_A,
+    SHARES,
+    SURE,
+    Training,
+    pruned_logp,
+    split_rows,
+    standard_error,
+    train_network,
+)
 from nearlm.datastore import Datastore
 from nearlm.errors import OptionError, StoreError
 from nearlm.experiments.measuring import (
@@ -34,7 +43,6 @@ from nearlm.experiments.measuring import (
     index_of,
     quiet_steps,
     searches_per_second,
-    standard_error,
     unbeaten,
 )
 from nearlm.experiments.points import Choice, Goal, Point, Shape, Skipping, cheapest, estimates, explained
@@ -61,7 +69,6 @@ KS = (1024, 512, 256, 128)
 VANILLA = "vanilla"
 _FILE, _JOB, _REFUSED = "optimize.json", "optimize", "refused"
 _ATTEMPTS = 4
-_SURE = 2.0  # standard errors
 _PROMISING = 0.95  # of the least time so far: estimates are no better than that
 _SHAPE_SECONDS, _PRUNE_SECONDS, _PAPER_SECONDS = 60e-6, 200e-6, 300e-6  # a record, on two cores
 
@@ -392,4 +399,4 @@ class _Trial:
     def margin(self, logp: npt.NDArray[np.float64], rows: Any = slice(None)) -> float:
         """Return two standard errors of the difference from the vanilla kNN-LM, in perplexity."""
         error = standard_error((logp - self.log_vanilla)[rows], self.documents[rows])
-        return _SURE * error * perplexity(logp[rows])
+        return SURE * error * perplexity(logp[rows])

@@ -2,7 +2,8 @@
 
 Every point is measured alike: an index of the same kind, λ and T tuned on the text, searches timed by themselves. What
 has been measured is noted in the sweep's folder, so that it goes on after a kill; stores made for a point, and
-the index that the sweep needs in the store itself, are removed when they have served, unless the stores are wanted.
+an index that the sweep had to make in the store itself, are removed when they have served, unless the stores are
+wanted.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,17 +16,16 @@ import numpy as np
 from nearlm import files
 from nearlm.datastore import Datastore
 from nearlm.errors import OptionError
-from nearlm.experiments.measuring import TIMED, searches_per_second, unbeaten
+from nearlm.experiments.measuring import AUTO, TIMED, index_of, known_index, searches_per_second, unbeaten
 from nearlm.files import Json
 from nearlm.index import choose_index, index_folder
-from nearlm.indexing import build_index
 from nearlm.lm import LM
 from nearlm.progress import Reporter, size
 from nearlm.prune.pruning import METHODS, prune_store
 from nearlm.reduce import reduce_store
 from nearlm.retrieve import Retriever
 from nearlm.trace import LMTrace, Reading, read_text, trace_lm, trace_search
-from nearlm.tune import best_setting
+from nearlm.tune import best_settings
 
 OVER = ("dim", "keep", "neighbors", "k", "nprobe")
 _NAME = "sweep"
@@ -206,7 +206,7 @@ class _Bench:
 
     @property
     def index(self) -> str:
-        """The name of the index that every point gets."""
+        """The name of the index that a point gets, unless it has one of the kind."""
         return f"{_NAME}-{self.factory}".replace(",", "-")
 
     def point(self, over: str, value: float | None, method: str | None) -> SweepPoint:
@@ -234,22 +234,25 @@ class _Bench:
         if over == "dim":
             return reduce_store(self.store, int(value), folder, quiet=quiet)
         options: dict[str, Any] = {"neighbors": int(value)} if over == "neighbors" else {"keep": value}
+        if method in ("merge", "rank"):
+            options["index"] = known_index(self.store, AUTO)
         return prune_store(self.store, method or "merge", folder, quiet=quiet, **options)
 
     def measure(self, store: Datastore, over: str, value: float | None, k: int, nprobe: int | None) -> SweepPoint:
         """Index, search, tune and time one store."""
-        described = build_index(store, self.factory, name=self.index, quiet=self.reporter.quiet)
+        name = index_of(store, self.factory, self.reporter.quiet, self.index)
+        described = files.read_stamped(index_folder(store, name) / "index.json")
         spec = described["spec"]
-        retriever = Retriever(store, self.index, nprobe=nprobe if spec["nprobe"] else None)
-        trace = trace_search(self.traced, retriever, k, self.reporter)
-        best = best_setting(trace)
+        retriever = Retriever(store, name, nprobe=nprobe if spec["nprobe"] else None)
+        most = max(k, self.k) if retriever.nested else k  # one search for all numbers of neighbours
+        best = best_settings(trace_search(self.traced, retriever, most, self.reporter), (k,))[0]
         speed = searches_per_second(retriever, np.asarray(self.traced.keys[:TIMED]), k)
         return SweepPoint(
             over,
             value,
             len(store),
             store.dim,
-            trace.k,
+            best.k,
             retriever.index.nprobe,
             store.bytes,
             sum(file["bytes"] for file in described["files"].values()),
