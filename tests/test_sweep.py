@@ -73,6 +73,13 @@ def test_an_index_of_the_kind_that_is_there_is_used_and_stays(store, lm, texts, 
     assert known_index(store, "IVF16,Flat") is None
 
 
+def test_a_machine_that_slows_down_does_not_slow_down_a_point(store, lm, texts, tmp_path, monkeypatch):
+    times = iter([100.0, 300.0, 50.0, 60.0, 120.0])  # as it is; a point and the store as it is again, twice
+    monkeypatch.setattr(sweeping, "searches_per_second", lambda *given: next(times))
+    found = sweep(lm, store, "k", [16, 8], str(texts / "valid.txt"), out=tmp_path / "s", factory="flat")
+    assert [point.retrievals_per_second for point in found.points] == [100.0, 600.0, 50.0]
+
+
 def test_a_killed_sweep_goes_on(store, lm, texts, tmp_path, monkeypatch):
     valid, options = str(texts / "valid.txt"), {"out": tmp_path / "s", "method": "random", "k": 32}
     measured, real = [], sweeping._Bench.measure

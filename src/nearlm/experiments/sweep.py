@@ -1,9 +1,9 @@
 """What a smaller or cheaper store costs: one thing varied, everything else matched, point after point.
 
-Every point is measured alike: an index of the same kind, λ and T tuned on the text, searches timed by themselves. What
-has been measured is noted in the sweep's folder, so that it goes on after a kill; stores made for a point, and
-an index that the sweep had to make in the store itself, are removed when they have served, unless the stores are
-wanted.
+Every point is measured alike: an index of the same kind, λ and T tuned on the text, searches timed by themselves, each
+next to searches of the store as it is, since a machine's speed drifts. What has been measured is noted in the sweep's
+folder, so that it goes on after a kill; stores made for a point, and an index that the sweep had to make in the store
+itself, are removed when they have served, unless the stores are wanted.
 """
 
 from collections.abc import Callable, Sequence
@@ -118,6 +118,7 @@ def sweep(
         notes = _Notes(out, {**setting, "store": store.manifest["checksum"], "trace": traced.key})
         bench = _Bench(store, traced, factory, k, nprobe, out, notes, save_stores, reporter)
         points, left_out = [bench.point(over, None, name)], {}
+        bench.usual = points[0].retrievals_per_second
         for number, value in enumerate(values, 1):
             reporter.say(f"point {number} of {len(values)}: {over} {value:g}")
             try:
@@ -190,9 +191,9 @@ class _Notes:
         self.job.close()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Bench:
-    """Makes and measures points."""
+    """Makes and measures points; `usual` is how many searches a second the store as it is gave."""
 
     store: Datastore
     traced: LMTrace
@@ -203,6 +204,7 @@ class _Bench:
     notes: _Notes
     save_stores: bool
     reporter: Reporter
+    usual: float | None = None
 
     @property
     def index(self) -> str:
@@ -240,13 +242,11 @@ class _Bench:
 
     def measure(self, store: Datastore, over: str, value: float | None, k: int, nprobe: int | None) -> SweepPoint:
         """Index, search, tune and time one store."""
-        name = index_of(store, self.factory, self.reporter.quiet, self.index)
-        described = files.read_stamped(index_folder(store, name) / "index.json")
-        spec = described["spec"]
-        retriever = Retriever(store, name, nprobe=nprobe if spec["nprobe"] else None)
-        most = max(k, self.k) if retriever.nested else k  # one search for all numbers of neighbours
-        best = best_settings(trace_search(self.traced, retriever, most, self.reporter), (k,))[0]
-        speed = searches_per_second(retriever, np.asarray(self.traced.keys[:TIMED]), k)
+        retriever = self.opened(store, nprobe)
+        described, spec = retriever.described, retriever.index.spec
+        trace = trace_search(self.traced, retriever, max(k, self.k), self.reporter)  # one for all numbers of neighbours
+        best = best_settings(trace, (k,))[0]
+        speed = self.timed(retriever, k) / self.pace()
         return SweepPoint(
             over,
             value,
@@ -260,5 +260,22 @@ class _Bench:
             best.perplexity,
             best.temperature,
             best.lam,
-            f"{spec['factory']} over {spec['pca']} axes" if spec["pca"] else spec["factory"],
+            f"{spec.factory} over {spec.pca} axes" if spec.pca else spec.factory,
         )
+
+    def opened(self, store: Datastore, nprobe: int | None) -> Retriever:
+        """Open the index of a store that has one, or make it."""
+        retriever = Retriever(store, index_of(store, self.factory, self.reporter.quiet, self.index))
+        if nprobe and retriever.index.nprobe:
+            retriever.index.set_nprobe(nprobe)
+        return retriever
+
+    def timed(self, retriever: Retriever, k: int) -> float:
+        """Return searches a second."""
+        return searches_per_second(retriever, np.asarray(self.traced.keys[:TIMED]), k)
+
+    def pace(self) -> float:
+        """Return how fast the store as it is is searched now, compared with when it was measured: machines drift."""
+        if self.usual is None:
+            return 1.0
+        return self.timed(self.opened(self.store, self.nprobe), self.k) / self.usual
