@@ -61,7 +61,7 @@ def baseline() -> Json:
         ("kNN-LM", _VANILLA, 258.0, 1280.0, 30.0, 0.55),
         ("kNN-LM, exact", 8.97, 41.0, 47.0, 32.0, 0.6),
         ("nearlm's index", 9.13, 309.0, 7129.0, 24.0, 0.6),
-        ("NLM, fine-tuned", 8.4, 323.0, None, None, None),
+        ("NLM, fine-tuned on 50,000", 8.4, 323.0, None, None, None),
     ]
     names = ("name", "perplexity", "tokens_per_second", "searches_per_second", "temperature", "lam")
     return {"tokens": 65_536, "rows": [dict(zip(names, row, strict=True)) for row in rows]}

@@ -1,11 +1,14 @@
 """`optimize`: what it estimates and chooses, that its store is ready to use, and that it goes on after a kill."""
 
 import json
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from conftest import make_text
+from nearlm import files
 from nearlm.adaptor import Adaptor
 from nearlm.adaptor_training import split_rows
 from nearlm.datastore import Datastore
@@ -13,7 +16,7 @@ from nearlm.errors import OptionError, StoreError
 from nearlm.evaluate import evaluate
 from nearlm.experiments import optimize as optimizing
 from nearlm.experiments.optimize import optimize
-from nearlm.experiments.points import Choice, Goal, Point, Shape, Skipping, cheapest, estimates
+from nearlm.experiments.points import Choice, Goal, Point, Shape, Skipping, cheapest, estimates, preferred
 from nearlm.extract import build
 from nearlm.knnlm import KNNLM
 from nearlm.ngrams import last_tokens
@@ -83,6 +86,12 @@ def test_an_adaptor_may_buy_a_worse_search_or_skip():
     assert cheapest(points, goal) is points[1] and cheapest(points, goal.alone) is points[0]
 
 
+def test_one_with_an_adaptor_is_preferred_if_it_is_faster_or_alone_within_the_budget():
+    gated, plain = replace(point(10.0, 50.0), adaptor=True, sure=True), point(10.0, 60.0)
+    assert preferred(gated, plain, 10.1) and not preferred(gated, point(10.0, 40.0), 10.1)
+    assert preferred(gated, point(10.2, 40.0), 10.1) and not preferred(replace(gated, sure=False), plain, 10.1)
+
+
 def test_the_store_is_ready_and_within_the_budget(store, lm, texts, tmp_path, small):
     valid, out = str(texts / "valid"), tmp_path / "fast"
     choice = optimize(lm, store, valid, out, budget=0.5)
@@ -120,14 +129,14 @@ BUDGET = 60.0
 
 def test_the_share_to_skip_is_the_largest_within_the_budget_of_vanilla(store, lm, texts, tmp_path, small):
     choice = optimize(lm, store, str(texts / "valid"), tmp_path / "fast", budget=BUDGET)
-    gated, made = next(one for one in choice.points if one.adaptor), Datastore.open(tmp_path / "fast")
+    gated, made = [one for one in choice.points if one.adaptor][-1], Datastore.open(tmp_path / "fast")
     adaptor, vanilla = Adaptor.load(made), choice.vanilla
     reading = Reading.of_store(store.manifest)
     traced = trace_lm(lm, read_text(str(texts / "valid"), lm.tokenizer, reading), reading)
     rows = split_rows(traced.text.documents, 0).held
     log_lm = np.asarray(traced.logp, np.float64)
     ours = trace_search(traced, adaptor.settings.retriever(made), gated.k).log_p_knn(gated.temperature, gated.k)
-    paper = trace_search(traced, Retriever(store, "paper"), 1024).log_p_knn(vanilla.temperature)
+    paper = trace_search(traced, Retriever(store, "measured-paper"), 1024).log_p_knn(vanilla.temperature)
     log_vanilla = np.logaddexp(log_lm + np.log1p(-vanilla.lam), paper + np.log(vanilla.lam))
     contexts = last_tokens(traced.text.tokens, traced.text.bounds, traced.text.windows.target_positions)
     documents = np.asarray(traced.text.documents)
@@ -175,6 +184,48 @@ def test_a_killed_run_goes_on(store, lm, texts, tmp_path, small, monkeypatch):
     monkeypatch.setattr(optimizing.Adaptor, "train", training)
     choice = optimize(lm, store, valid, out, budget=0.5)
     assert not calls and len(Datastore.open(out)) == choice.chosen.records
+    work = out.with_name("fast.optimize")
+    work.mkdir()  # killed when all but this was done
+    assert optimize(lm, store, valid, out, budget=0.5) == choice and not work.exists()
+
+
+def test_a_run_for_something_else_begins_anew(store, lm, texts, tmp_path, small, monkeypatch):
+    valid, out = str(texts / "valid"), tmp_path / "fast"
+
+    def killed(*given, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(optimizing.Adaptor, "train", killed)
+        with pytest.raises(KeyboardInterrupt):
+            optimize(lm, store, valid, out, budget=0.5)
+    work = out.with_name("fast.optimize")
+    assert out.exists() and list(work.glob("keep-*"))
+    (work / "keep-0.7" / "manifest.json").unlink()  # would be refused if it were still there
+    choice = optimize(lm, store, valid, out, budget=0.6)
+    assert choice.budget == 0.6 and not work.exists() and len(Datastore.open(out)) == choice.chosen.records
+
+
+def test_a_refused_store_is_out_of_the_way_at_once(store, lm, texts, tmp_path, small, monkeypatch):
+    valid, out = str(texts / "valid"), tmp_path / "fast"
+    monkeypatch.setattr(optimizing, "preferred", lambda *given: False)
+    monkeypatch.setattr(
+        optimizing, "cheapest", lambda points, goal: points[0] if goal.skipping else points[1]
+    )  # two different ones
+    real = files.Job.note
+
+    def killed(self, step, state):
+        if step == "refused":
+            raise KeyboardInterrupt
+        real(self, step, state)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files.Job, "note", killed)
+        with pytest.raises(KeyboardInterrupt):
+            optimize(lm, store, valid, out, budget=0.5)
+    assert not out.exists()
+    choice = optimize(lm, store, valid, out, budget=0.5)
+    assert Datastore.open(out).path == out and not choice.chosen.adaptor and sum(p.adaptor for p in choice.points) == 2
 
 
 def test_bad_input(store, lm, texts, tmp_path):
@@ -183,6 +234,15 @@ def test_bad_input(store, lm, texts, tmp_path):
         optimize(lm, store, valid, tmp_path / "fast", budget=-1)
     with pytest.raises(StoreError, match="the store itself"):
         optimize(lm, store, valid, store.path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="is a file"):
+        optimize(lm, store, valid, tmp_path / "file")
+    with pytest.raises(StoreError, match="is no store but holds 'file'"):
+        optimize(lm, store, valid, tmp_path)
+    shutil.copytree(store.path, tmp_path / "other")
+    with pytest.raises(StoreError, match="made in another way"):
+        optimize(lm, store, valid, tmp_path / "other")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "other"]
     assert not (tmp_path / "fast").exists()
 
 

@@ -7,19 +7,22 @@ import numpy as np
 import pytest
 
 from conftest import make_text
+from nearlm import files
 from nearlm.datastore import Datastore
-from nearlm.errors import OptionError, StoreError
+from nearlm.errors import OptionError, StoreError, TextError
 from nearlm.evaluate import evaluate
 from nearlm.experiments import optimize as optimizing
 from nearlm.experiments import reproduce as reproducing
 from nearlm.experiments.reproduce import ALL_PARTS, DEMO_PARTS, Reproduction
 from nearlm.experiments.settings import DEMO, SETTINGS, Setting, changed, find_setting, sized
+from nearlm.indexing import build_index
 from nearlm.knnlm import KNNLM
 from nearlm.lm import LM
 from nearlm.progress import Reporter
 from nearlm.report import write_report
 from nearlm.results import ALL, NLM, VANILLA, MainTable, Results
-from nearlm.trace import Reading, trace_lm
+from nearlm.trace import Reading, trace_lm, trace_search
+from nearlm.tune import best_setting
 
 pytestmark = pytest.mark.usefixtures("quick_timing")
 
@@ -118,6 +121,45 @@ def test_a_killed_run_goes_on(setting, tmp_path, small, monkeypatch):
     assert set(Reproduction(setting, out, quiet).run(parts).all()) == {"about", *parts}
 
 
+def test_an_index_of_the_users_stays_as_it_is(setting, tmp_path, small):
+    run = Reproduction(setting, tmp_path / "out", Reporter(quiet=True))
+    for name, nprobe in (("default", None), ("paper", 3)):
+        build_index(run.store, "paper", name=name, nprobe=nprobe, quiet=True)
+    settings = {"k": 32, "temperature": 3.0, "lam": 0.3, "nprobe": 32, "distances": "index"}
+    files.write_stamped(run.store.path / "index" / "default" / "settings.json", settings)
+    before = {path: path.read_bytes() for path in run.store.path.glob("index/*/*.json")}
+    knnlm = run.memories.adapted(run.memories.tuned(run.store, "paper"), 0.1)
+    assert {path: path.read_bytes() for path in before} == before
+    assert run.store.adaptors == ["measured-paper"] and knnlm.retriever.index.nprobe == 32
+    noted = files.read_stamped(run.store.path / "index" / "measured-paper" / "settings.json")
+    trace = trace_search(run.memories.valid, knnlm.retriever, knnlm.k)
+    assert noted["perplexity"] == pytest.approx(best_setting(trace).perplexity)
+
+
+def test_what_cannot_be_done_is_said_before_the_work(setting, tmp_path):
+    quiet = Reporter(quiet=True)
+    with pytest.raises(TextError, match="only once"):
+        Reproduction(replace(setting, valid=("-",)), tmp_path / "out", quiet).run(ALL_PARTS)
+    for tokens in (-5, 0):
+        with pytest.raises(OptionError, match=f"tokens is {tokens}"):
+            Reproduction(setting, tmp_path / "out", quiet, finetune_tokens=tokens).run(ALL_PARTS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_part_is_done_when_its_table_is_written_too(tmp_path, monkeypatch):
+    results, real = Results(tmp_path), files.write_bytes
+
+    def killed(path, data):
+        real(path, data)
+        if path.suffix == ".csv":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "write_bytes", killed)
+    with pytest.raises(KeyboardInterrupt):
+        results.save("k", {"points": []}, [{"k": 1}])
+    assert results.load("k") is None
+
+
 def test_settings_at_the_papers_scale():
     assert set(SETTINGS) == {"domain", "standard", "wikitext103", "law-mt"}
     for name, one in SETTINGS.items():
@@ -134,6 +176,7 @@ def test_sizes_follow_the_store():
     assert sized(DEMO, None) is DEMO
     small = sized(DEMO, 8000)
     assert (small.max_tokens, small.valid_tokens, small.test_tokens, small.timed_tokens) == (8000, 1000, 1000, 1000)
+    assert sized(SETTINGS["domain"], 2000).valid_tokens == 1000
     large = sized(DEMO, 10**6)
     assert (large.valid_tokens, large.test_tokens) == (DEMO.valid_tokens, DEMO.test_tokens)
     with pytest.raises(OptionError, match="--max-tokens is 10"):
@@ -141,6 +184,7 @@ def test_sizes_follow_the_store():
     own = changed(SETTINGS["domain"], model="mine", train=["a", "b"], valid=None, test=None)
     assert (own.model, own.train, own.valid, own.store) == ("mine", ("a", "b"), ("spdx:valid",), None)
     assert changed(DEMO, model=None) is DEMO
+    assert changed(SETTINGS["domain"], valid=["v"]).store == SETTINGS["domain"].store
 
 
 def test_as_a_user_types_it(setting, tmp_path, small, nearlm, monkeypatch):

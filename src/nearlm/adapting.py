@@ -68,7 +68,7 @@ class Settings:
 def learn(
     lm: LM,
     store: Datastore,
-    texts: str | Sequence[str],
+    texts: str | Sequence[str] | TokenText,
     job: files.Job,
     shape: Shape,
     settings: Settings,
@@ -82,7 +82,9 @@ def learn(
 ) -> tuple[AdaptorNetwork, Json]:
     """Train one network for each L1 coefficient and return the best at 50 % pruning, with all there is to say of it."""
     reading, retriever = Reading.of_store(store.manifest, stride), settings.retriever(store)
-    text = read_text(texts, lm.tokenizer, reading, max_tokens=max_tokens, reporter=reporter, **corpus_options)
+    text = texts
+    if not isinstance(text, TokenText):
+        text = read_text(text, lm.tokenizer, reading, max_tokens=max_tokens, reporter=reporter, **corpus_options)
     trace = traced(lm, retriever, text, reading, settings, reporter)
     ngrams = build_ngrams(store, reporter) if shape.counts else None
     examples, split = examples_of(trace, shape, ngrams, settings), split_rows(text.documents, training.seed)

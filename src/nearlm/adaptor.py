@@ -29,6 +29,7 @@ from nearlm.lm import LM
 from nearlm.ngrams import MAX_N, NGrams, Tokens
 from nearlm.progress import Reporter
 from nearlm.retrieve import Retriever
+from nearlm.trace import TokenText
 
 FORMAT = 2
 DEFAULT_BUDGET = 0.1
@@ -57,7 +58,7 @@ class Adaptor:
         cls,
         lm: LM,
         store: Datastore,
-        texts: str | Sequence[str],
+        texts: str | Sequence[str] | TokenText,
         *,
         name: str = DEFAULT,
         index: str = DEFAULT,
@@ -70,7 +71,7 @@ class Adaptor:
     ) -> "Adaptor":
         """Train an adaptor on a validation text, which must not be in the store, and save it under a name.
 
-        `options` are `stride`, `max_tokens` and those of a corpus.
+        `options` are `stride`, `max_tokens` and those of a corpus; a text that has been read takes none of them.
         """
         reporter, training = reporter or Reporter(quiet=True), training or Training()
         shape = Shape(lm.dim, parse_features(features), standardise)  # f(c) itself, also of a reduced store
@@ -103,6 +104,12 @@ class Adaptor:
         network = AdaptorNetwork(shape)
         network.load_state_dict(load_tensors((folder / _WEIGHTS).read_bytes()))
         return cls(network.eval(), described, NGrams.open(store) if shape.counts else None, name)
+
+    @property
+    def bytes(self) -> int:
+        """The size of its files and of the n-gram tables that it looks up."""
+        own: int = sum(file["bytes"] for file in self.described["files"].values())
+        return own + (self.ngrams.bytes if self.ngrams else 0)
 
     def check(self, retriever: Retriever, temperature: float, k: int, fingerprint: str) -> None:
         """Refuse an index, search settings or a model other than those of the training."""

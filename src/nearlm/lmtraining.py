@@ -152,11 +152,9 @@ class _Task:
     def __init__(
         self, out: Path, corpus: Corpus, schedule: Schedule, max_tokens: int | None, reporter: Reporter | None
     ):
-        _need_accelerate()
+        check_training(max_tokens)
         if not corpus.repeatable:
             raise TextError(f"{', '.join(corpus.texts)} can be read only once, training needs it twice; use a file")
-        if max_tokens is not None and max_tokens < 2:
-            raise OptionError(f"the number of tokens is {max_tokens}, expected at least 2")
         self.out, self.corpus, self.schedule, self.max_tokens = out, corpus, schedule, max_tokens
         self.reporter = reporter or Reporter(quiet=True)
         self.work = out.with_name(f"{out.name}.training")
@@ -490,6 +488,13 @@ def _weights_hash(model: nn.Module) -> str:
 
 def _corpus(texts: str | Sequence[str], options: Json) -> Corpus:
     return Corpus([texts] if isinstance(texts, str) else texts, **options)
+
+
+def check_training(tokens: int | None) -> None:
+    """Refuse, before the work, what cannot be trained on, or without."""
+    _need_accelerate()
+    if tokens is not None and tokens < 2:
+        raise OptionError(f"the number of tokens is {tokens}, expected at least 2")
 
 
 def _need_accelerate() -> None:

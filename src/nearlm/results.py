@@ -11,7 +11,8 @@ from nearlm.files import Json
 from nearlm.progress import size
 
 PARTS = ("about", "baseline", "main", "choice", "adaptive", "pruning", "pca", "k", "continuation")
-NLM, VANILLA, ALL = "NLM", "kNN-LM", "+ All"
+NLM, VANILLA, ALL, FINETUNED = "NLM", "kNN-LM", "+ All", "NLM, fine-tuned"
+RANDOM, MASK, LEARNED = "random mask, constant λ", "learned mask, constant λ", "learned mask, learned λ"
 _SHOWN = 6  # tokens of a continuation
 
 
@@ -20,7 +21,8 @@ class Row:
     """One LM with or without a memory: what it gives on the test text, and what it takes.
 
     `microseconds` are those that a token takes beyond the LM. Speed is measured end to end, in one run with the LM, or
-    put together from the times of its parts. Searches are timed by themselves.
+    put together from the times of its parts. Searches are timed by themselves. `index_bytes` are those of all that is
+    needed beside the records: the index, and an adaptor with its tables.
     """
 
     name: str
@@ -98,7 +100,6 @@ class Results:
         """Write a part, and its rows as a table for other programs."""
         assert part in PARTS
         self.folder.mkdir(parents=True, exist_ok=True)
-        files.write_json(self.folder / f"{part}.json", found)
         if rows:
             text = io.StringIO()
             names = list(dict.fromkeys(name for row in rows for name in row))
@@ -106,6 +107,7 @@ class Results:
             writer.writeheader()
             writer.writerows(rows)
             files.write_bytes(self.folder / f"{part}.csv", text.getvalue().encode())
+        files.write_json(self.folder / f"{part}.json", found)  # last: with it a part is done
 
     def load(self, part: str) -> Json | None:
         """Return a part, or None if it has not been measured."""

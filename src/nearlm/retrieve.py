@@ -66,6 +66,11 @@ class Retriever:
         self._weights = self._column("weights") if store.weighted else None
 
     @property
+    def bytes(self) -> int:
+        """The size of the index's files."""
+        return sum(file["bytes"] for file in self.described["files"].values())
+
+    @property
     def max_k(self) -> int:
         """The most neighbours that a search returns."""
         return len(self.store)

@@ -16,7 +16,7 @@ from nearlm.errors import StoreError
 def writing(folder: Path, job: str) -> Iterator[None]:
     """Lock a folder that is, or may become, a store by way of `job`; say in one line what the disk refuses."""
     try:
-        _refuse_foreign(folder, job)
+        refuse_foreign(folder, job)
         folder.mkdir(parents=True, exist_ok=True)
         with files.lock(folder):
             yield
@@ -38,7 +38,8 @@ def _is_inside(name: Any, folder: Path) -> bool:
     return name is None or Path(os.fsdecode(name)).resolve().is_relative_to(folder.resolve())
 
 
-def _refuse_foreign(folder: Path, job: str) -> None:
+def refuse_foreign(folder: Path, job: str) -> None:
+    """Refuse a place that is neither a store, nor one that `job` has begun, nor empty."""
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{folder} is a file, expected a folder to make a store in; choose another --out")
     if not folder.is_dir() or (folder / MANIFEST).exists() or files.Job(folder, job).folder.exists():

@@ -21,12 +21,12 @@ from nearlm.lm import LM
 from nearlm.mix import mix, perplexity
 from nearlm.ngrams import build_ngrams
 from nearlm.progress import Reporter
+from nearlm.results import LEARNED, MASK, RANDOM
 from nearlm.retrieve import Retriever
 from nearlm.trace import SCORE_BATCH_TOKENS, Reading, Trace, read_text
 from nearlm.windows import fill_batch, plan_batches
 
 SHARES = tuple(round(0.05 * step, 2) for step in range(21))
-RANDOM, MASK, ADAPTOR = "random mask, constant λ", "learned mask, constant λ", "learned mask, learned λ"
 PAPER_ROWS = (
     FEATURES,
     ("keys", "conf", "ent", "fert"),
@@ -133,7 +133,7 @@ def ablate(
         shares=SHARES,
         curves=curves,
         skipped=[float(np.mean(log_lam < trained.threshold(share))) for share in SHARES],
-        equal_share=equal_share(curves[ADAPTOR if trained.learned else MASK], curves[RANDOM][0]),
+        equal_share=equal_share(curves[LEARNED if trained.learned else MASK], curves[RANDOM][0]),
         oracle=oracle(examples.log_lm, examples.log_knn, trained.lam),
         features=rows,
         objectives=objectives,

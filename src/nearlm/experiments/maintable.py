@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nearlm.adaptor import Adaptor
+from nearlm.adaptor import Adaptor, Gate
 from nearlm.datastore import Datastore
 from nearlm.errors import NearLMError
 from nearlm.evaluate import Evaluation, evaluate_tokens
@@ -24,10 +24,12 @@ from nearlm.experiments.measuring import (
     TIMED,
     adaptor_seconds,
     index_of,
+    own_name,
     quiet_steps,
     searches_per_second,
 )
 from nearlm.index import PAPER_K
+from nearlm.indexing import build_index
 from nearlm.knnlm import KNNLM
 from nearlm.lm import LM
 from nearlm.mix import mix, perplexity
@@ -75,21 +77,19 @@ class Memories:
         return self._knnlm(store, retriever, setting)
 
     def adapted(self, knnlm: KNNLM, budget: float) -> KNNLM:
-        """Return a memory with an adaptor that skips as much as a budget allows on what it held out."""
-        assert knnlm.retriever is not None and knnlm.k is not None
-        store, index = knnlm.store, knnlm.retriever.name
-        setting = Point(knnlm.k, knnlm.temperature, knnlm.lam, 0.0)
-        save_settings(knnlm.retriever, setting, self.valid.text)
-        adaptor = self._adaptor(store, index)
-        return KNNLM(
-            self.lm,
-            store,
-            knnlm.retriever,
-            lam=knnlm.lam,
-            temperature=knnlm.temperature,
-            k=knnlm.k,
-            gate=adaptor.gate("auto", budget),
-        )
+        """Return the vanilla kNN-LM with an adaptor that skips as much as a budget allows on what it held out.
+
+        Its index is one of our own, since what was tuned and the adaptor are kept with it.
+        """
+        assert knnlm.k is not None
+        store, index = knnlm.store, own_name(PAPER)
+        build_index(store, PAPER, name=index, quiet=self.quiet)
+        retriever = Retriever(store, index)
+        trace = trace_search(self.valid, retriever, knnlm.k, self.reporter)
+        logp = mix(np.asarray(self.valid.logp, np.float64), trace.log_p_knn(knnlm.temperature), knnlm.lam)
+        setting = Point(knnlm.k, knnlm.temperature, knnlm.lam, perplexity(logp))
+        save_settings(retriever, setting, self.valid.text)
+        return self._knnlm(store, retriever, setting, self._adaptor(retriever, setting).gate("auto", budget))
 
     def merged(self) -> Datastore:
         """Make the store with greedily merged records."""
@@ -122,7 +122,7 @@ class Memories:
         trace.log_p_knn(knnlm.temperature)
         mixing = (time.perf_counter() - started) / len(log_lm)
         seconds = extra + float(asked.mean()) * (1 / searches + mixing)
-        described = knnlm.retriever.described
+        tables = knnlm.gate.adaptor.bytes if knnlm.gate else 0
         return Row(
             name,
             perplexity(logp),
@@ -132,8 +132,8 @@ class Memories:
             records=len(knnlm.store),
             dim=knnlm.store.dim,
             store_bytes=knnlm.store.bytes,
-            index_bytes=sum(file["bytes"] for file in described["files"].values()),
-            index=described["spec"]["factory"],
+            index_bytes=knnlm.retriever.bytes + tables,
+            index=knnlm.retriever.index.spec.factory,
             nprobe=knnlm.retriever.index.nprobe,
             k=k,
             temperature=knnlm.temperature,
@@ -156,22 +156,22 @@ class Memories:
             self.reporter.say(f"  round {number + 1}: {found[NLM][-1].tokens_per_second:,.0f} tokens/s by the LM alone")
         return found
 
-    def _knnlm(self, store: Datastore, retriever: Retriever, setting: Point) -> KNNLM:
-        return KNNLM(self.lm, store, retriever, lam=setting.lam, temperature=setting.temperature, k=setting.k)
+    def _knnlm(self, store: Datastore, retriever: Retriever, setting: Point, gate: Gate | None = None) -> KNNLM:
+        settings: dict[str, Any] = {"lam": setting.lam, "temperature": setting.temperature, "k": setting.k}
+        return KNNLM(self.lm, store, retriever, gate=gate, **settings)
 
-    def _adaptor(self, store: Datastore, index: str) -> Adaptor:
+    def _adaptor(self, retriever: Retriever, setting: Point) -> Adaptor:
         """Train an adaptor on the validation text, unless there is one for this very search."""
+        store, index = retriever.store, retriever.name
         if index in store.adaptors:
             try:
                 adaptor = Adaptor.load(store, index)
-                settings = adaptor.settings
-                adaptor.check(settings.retriever(store), settings.temperature, settings.k, self.lm.fingerprint())
+                adaptor.check(retriever, setting.temperature, setting.k, self.lm.fingerprint())
                 if adaptor.described["text"] == self.valid.text.sha256:
                     return adaptor
             except NearLMError as error:
                 self.reporter.say(f"{error}; training it again")
-        options: dict[str, Any] = {"max_tokens": self.texts.valid_tokens, "reporter": self.reporter}
-        return Adaptor.train(self.lm, store, self.texts.valid, name=index, index=index, **options)
+        return Adaptor.train(self.lm, store, self.valid.text, name=index, index=index, reporter=self.reporter)
 
     def _contexts(self) -> Any:
         text = self.test.text

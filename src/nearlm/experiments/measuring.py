@@ -20,7 +20,7 @@ from nearlm.progress import Reporter
 from nearlm.retrieve import Retriever
 from nearlm.trace import LMTrace
 
-AUTO, PAPER = "auto", "paper"  # kinds of indexes, and what experiments call them
+AUTO, PAPER = "auto", "paper"  # kinds of indexes
 TIMED = 4096  # queries
 SMALL = 200_000  # records
 _BATCH, _WARM = 2048, 256
@@ -54,19 +54,24 @@ def quiet_steps(store: Datastore, reporter: Reporter) -> bool:
 
 
 def index_of(store: Datastore, kind: str, quiet: bool, name: str | None = None) -> str:
-    """Return the name of a store's index of some kind, made if there is none, and then named as wanted or by its kind.
-
-    The one that is used by default comes first, since merging may have left its neighbours there.
-    """
+    """Return the name of a store's index of some kind; if it has none, or only a user's, make one with such a name."""
     there = known_index(store, kind)
     if there is None:
-        there = name or kind
+        there = name or own_name(kind)
         build_index(store, kind, name=there, quiet=quiet)
     return there
 
 
+def own_name(kind: str) -> str:
+    """Return what experiments call an index of some kind that they make, so that no user's index is made anew."""
+    return f"measured-{kind}"
+
+
 def known_index(store: Datastore, kind: str) -> str | None:
-    """Return the name of an index of some kind that a store has already, of the store as it is now."""
+    """Return the name of an index of some kind that a store has already, of the store as it is now.
+
+    The one that is used by default comes first, since merging may have left its neighbours there.
+    """
     spec = asdict(choose_index(kind, len(store), store.dim))
     for name in sorted(store.indexes, key=lambda one: one != DEFAULT):
         with contextlib.suppress(StoreError):  # a damaged one is no use

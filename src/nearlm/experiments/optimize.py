@@ -32,7 +32,7 @@ from nearlm.adaptor_training import (
     standard_error,
     train_network,
 )
-from nearlm.datastore import Datastore
+from nearlm.datastore import DERIVE_JOB, MANIFEST, Datastore
 from nearlm.errors import OptionError, StoreError
 from nearlm.experiments.measuring import (
     AUTO,
@@ -45,7 +45,7 @@ from nearlm.experiments.measuring import (
     searches_per_second,
     unbeaten,
 )
-from nearlm.experiments.points import Choice, Goal, Point, Shape, Skipping, cheapest, estimates, explained
+from nearlm.experiments.points import Choice, Goal, Point, Shape, Skipping, cheapest, estimates, explained, preferred
 from nearlm.fetch import store_folder
 from nearlm.files import Json
 from nearlm.index import DEFAULT, PAPER_K
@@ -57,9 +57,10 @@ from nearlm.progress import Reporter, duration, size
 from nearlm.prune.pruning import prune_store
 from nearlm.reduce import reduce_store
 from nearlm.retrieve import Retriever
-from nearlm.trace import LMTrace, Reading, Trace, read_text, trace_lm, trace_search
+from nearlm.trace import LMTrace, Reading, Trace, read_text, room_for_traces, trace_lm, trace_search
 from nearlm.tune import Point as Setting
 from nearlm.tune import best_setting, best_settings, save_settings
+from nearlm.writing import refuse_foreign
 
 DIMS = (192, 128, 64)
 KEEPS = (0.4, 0.2)
@@ -67,9 +68,10 @@ SMALL_DIMS, SMALL_KEEPS = (128,), (0.4,)  # a small store is searched so fast th
 NPROBES = (8, 4, 2)
 KS = (1024, 512, 256, 128)
 VANILLA = "vanilla"
-_FILE, _JOB, _REFUSED = "optimize.json", "optimize", "refused"
+_FILE, _JOB, _REFUSED, _FINAL = "optimize.json", "optimize", "refused", "final"
 _ATTEMPTS = 4
 _PROMISING = 0.95  # of the least time so far: estimates are no better than that
+_TRACE_BYTES, _WITH_INDEX = 8, 1.4  # of a neighbour; of a store
 _SHAPE_SECONDS, _PRUNE_SECONDS, _PAPER_SECONDS = 60e-6, 200e-6, 300e-6  # a record, on two cores
 
 
@@ -94,19 +96,20 @@ def optimize(
     reading = Reading.of_store(store.manifest)
     text = read_text(texts, lm.tokenizer, reading, max_tokens=max_tokens, reporter=reporter, **corpus_options)
     plan = {"store": store.manifest["checksum"], "text": text.sha256, "budget": budget, "model": lm.fingerprint()}
+    work = folder.absolute().with_name(f"{folder.absolute().name}.optimize")
     if (folder / _FILE).exists():
+        files.remove(work)
         return _finished(folder, plan, reporter)
-    work = folder.with_name(f"{folder.name}.optimize")
+    _check_out(folder, work)
     work.mkdir(parents=True, exist_ok=True)
     with files.lock(work):
         job = files.Job(work, _JOB)
-        if not job.started or job.plan() != plan:
-            job.begin(plan)
+        _begin(job, plan, work, folder)
         _announce(store, len(text.targets), reporter)
         bench = _Bench(store, trace_lm(lm, text, reading, reporter), work, job, reporter)
 
         def train(final: Datastore) -> Adaptor:
-            return Adaptor.train(lm, final, texts, reporter=reporter, max_tokens=max_tokens, **corpus_options)
+            return Adaptor.train(lm, final, text, reporter=reporter)
 
         choice = _choose(bench, budget, folder, train)
         files.write_stamped(folder / _FILE, {"plan": plan, "choice": choice.to_json()})
@@ -122,15 +125,39 @@ def _finished(folder: Path, plan: Json, reporter: Reporter) -> Choice:
     return Choice.from_json(noted["choice"])
 
 
+def _check_out(folder: Path, work: Path) -> None:
+    """Refuse, before the work, a place that holds something else than what an earlier run has left."""
+    if not work.exists():
+        refuse_foreign(folder, DERIVE_JOB)
+        if (folder / MANIFEST).exists():
+            raise StoreError(f"{folder} is a finished store, made in another way; choose another --out")
+
+
+def _begin(job: files.Job, plan: Json, work: Path, folder: Path) -> None:
+    """Begin a job, or go on with it; one for something else is thrown away, with what it made."""
+    if job.started and job.plan() == plan:
+        return
+    files.remove(job.folder / "plan.json")
+    if job.state(_FINAL):
+        files.remove(folder)
+    for path in work.iterdir():
+        if path not in (job.folder, work / ".lock"):
+            files.remove(path)
+    job.begin(plan)
+
+
 def _announce(store: Datastore, tokens: int, reporter: Reporter) -> None:
     """Say what will be measured and about how long that takes, by what its parts took per record and core."""
     shapes = len(_shapes(store)) + _ATTEMPTS // 2
+    searches = 1 + len(NPROBES) + shapes + 2
+    traces = min(room_for_traces(), searches * tokens * min(PAPER_K, len(store)) * _TRACE_BYTES)
+    stores = store.bytes * (sum(shape.keep for shape in _shapes(store) if shape.keep < 1) + 2 * _WITH_INDEX)
     paper = 0 if PAPER in store.indexes else _PAPER_SECONDS
     seconds = len(store) * (shapes * _SHAPE_SECONDS + _PRUNE_SECONDS + paper) * 2 / max(1, os.cpu_count() or 1)
     reporter.say(
         f"measuring the vanilla kNN-LM and about {shapes + 1} smaller stores on {tokens:,} tokens: about "
-        f"{duration(seconds + 60)}, without the LM's pass over the text; "
-        f"{size(store.bytes * 1.5)} of disk at most"
+        f"{duration(seconds + 60)}, without the LM's pass over the text; up to {size(stores)} of disk, and "
+        f"{size(traces)} in the cache. Two indexes to compare with and n-gram tables stay in {store.path}"
     )
 
 
@@ -259,11 +286,12 @@ class _Bench:
             lam=setting.lam,
             records=len(store),
             store_bytes=store.bytes,
-            index_bytes=sum(file["bytes"] for file in retriever.described["files"].values()),
+            index_bytes=retriever.bytes,
         )
 
     def final(self, best: Point, folder: Path) -> Datastore:
         """Make a chosen store at its place, indexed and tuned."""
+        self.job.note(_FINAL, {"begun": True})
         final = self.made(Shape(best.keep, best.dim), folder)
         build_index(final, AUTO, name=DEFAULT, nprobe=best.nprobe, quiet=self.quiet)
         retriever = Retriever(final, DEFAULT, nprobe=best.nprobe)
@@ -286,12 +314,13 @@ def _choose(bench: _Bench, budget: float, folder: Path, train: Callable[[Datasto
             continue
         found, held_out = _adapted(bench, bench.final(best, folder), best, vanilla, budget, train)
         gated.append(found)
-        if found.sure and found.microseconds < plain.microseconds:
+        if preferred(found, plain, goal.target):
             chosen = found
             break
         if best != plain:
             bench.reporter.say(f"{found.label} is not surely within the budget, or no faster; taking {plain.label}")
-            files.remove(folder)
+            files.remove(bench.work / _REFUSED)
+            files.replace(folder, bench.work / _REFUSED)  # at once: what a kill leaves of a removed one is no store
             bench.job.note(_REFUSED, {"point": asdict(found)})
     chosen = chosen or plain
 
@@ -327,12 +356,14 @@ def _explored(bench: _Bench, whole: list[Point], goal: Goal) -> list[Point]:
         (goal.price(guess, time), shape, search.nprobe)
         for time, guess, shape, search in estimates(whole, alone, bench.whole)
     ]
+    attempts = 0
     for guess, shape, nprobe in sorted(guesses, key=lambda one: one[0]):
         least = min(goal.price(point.perplexity, point.microseconds) for point in points)
-        if not guess < _PROMISING * least or len(tried) == len(alone) + len(NPROBES) - 1 + _ATTEMPTS:
+        if not guess < _PROMISING * least or attempts == _ATTEMPTS:
             break
         if (shape, nprobe) not in tried:
             measure(shape, nprobe)
+            attempts += 1
     return points
 
 
@@ -364,7 +395,9 @@ def _adapted(
         perplexity=value,
         beyond=value - there,
         microseconds=1e6 * adaptor_seconds(adaptor, bench.traced) + (1 - skip) * best.microseconds,
+        index_bytes=best.index_bytes + adaptor.bytes,
         adaptor=True,
+        learned=adaptor.learned,
         skip=skip,
         sure=bool(len(shares)) and trial.within(skip, budget, held, slice(None)),
     )

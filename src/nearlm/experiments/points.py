@@ -36,8 +36,9 @@ class Point:
     """One memory: what it keeps, how it is searched, and what that costs on the validation text.
 
     `microseconds` are those of a token's search (and adaptor). With an adaptor, perplexity is that of the tokens held
-    out from its training, and `sure` tells whether it is within the budget by two standard errors, there and on the
-    whole text. `beyond` is the difference from the vanilla kNN-LM on the same tokens, in every case.
+    out from its training, `index_bytes` are also those of its tables, and `sure` tells whether it is within the budget
+    by two standard errors, there and on the whole text. `beyond` is the difference from the vanilla kNN-LM on the same
+    tokens, in every case.
     """
 
     label: str
@@ -53,11 +54,17 @@ class Point:
     store_bytes: int
     index_bytes: int
     adaptor: bool = False
+    learned: bool = False
     skip: float = 0.0
     sure: bool = False
     beyond: float = 0.0
     pareto: bool = False
     chosen: bool = False
+
+    @property
+    def disk(self) -> int:
+        """What it takes of a disk: records, index, and tables."""
+        return self.store_bytes + self.index_bytes
 
 
 @dataclass(frozen=True)
@@ -144,6 +151,11 @@ def cheapest(points: Sequence[Point], goal: Goal) -> Point:
     return min(points, key=lambda point: (goal.price(point.perplexity, point.microseconds), point.perplexity))
 
 
+def preferred(gated: Point, plain: Point, target: float) -> bool:
+    """Tell whether to take a memory with an adaptor: surely within the budget, and faster than one without that is."""
+    return gated.sure and (plain.perplexity > target or gated.microseconds < plain.microseconds)
+
+
 def estimates(
     whole: Sequence[Point], alone: dict[Shape, Point], base: Shape
 ) -> list[tuple[float, float, Shape, Point]]:
@@ -170,7 +182,7 @@ def explained(vanilla: Point, chosen: Point, budget: float, held_out: Json) -> s
     said = [
         f"Chosen: {records}, keys of {chosen.dim} dimensions, {chosen.k} neighbours{lists}, T={chosen.temperature:g}"
         + (
-            f", and λ(c) from an adaptor that skips {chosen.skip:.0%} of the searches."
+            f", {'λ(c)' if chosen.learned else 'one λ'} and an adaptor that skips {chosen.skip:.0%} of the searches."
             if chosen.adaptor
             else f", λ={chosen.lam:g}."
         )
@@ -187,12 +199,12 @@ def explained(vanilla: Point, chosen: Point, budget: float, held_out: Json) -> s
         )
     else:
         said.append(
-            f"Nothing that was measured stays within {budget:g} of the vanilla kNN-LM's {vanilla.perplexity:.3f}; "
-            f"this has the best perplexity, {chosen.perplexity:.3f}."
+            f"No smaller or faster memory that was measured stays within {budget:g} of the vanilla kNN-LM's "
+            f"{vanilla.perplexity:.3f}; this has the best perplexity, {chosen.perplexity:.3f}."
         )
     less = vanilla.microseconds / chosen.microseconds
     said.append(
         f"The memory takes {chosen.microseconds:.0f} µs a token instead of {vanilla.microseconds:.0f} ({less:.1f} "
-        f"times less), and {size(chosen.store_bytes)} of disk instead of {size(vanilla.store_bytes)}."
+        f"times less), and {size(chosen.disk)} of disk instead of {size(vanilla.disk)}, with all that is searched."
     )
     return " ".join(said)

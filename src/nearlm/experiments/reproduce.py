@@ -3,10 +3,11 @@
 What has been measured stands in the folder as plain files; a run goes on with what is missing.
 """
 
+import contextlib
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from importlib.metadata import version
@@ -17,7 +18,7 @@ import numpy as np
 
 from nearlm import files
 from nearlm.datastore import Datastore
-from nearlm.errors import StoreError
+from nearlm.errors import StoreError, TextError
 from nearlm.experiments.ablate import ablate
 from nearlm.experiments.maintable import Memories, Texts, baseline, main_table
 from nearlm.experiments.measuring import PAPER
@@ -32,13 +33,12 @@ from nearlm.knnlm import KNNLM, load_lm
 from nearlm.lm import LM
 from nearlm.progress import Reporter
 from nearlm.prune.pruning import METHODS
-from nearlm.results import NLM, MainTable, Results, Row
+from nearlm.results import FINETUNED, NLM, MainTable, Results, Row
 
 BUDGET = 0.1
 DEMO_PARTS = ("choice", "main", "continuation")
 ALL_PARTS = ("choice", "main", "baseline", "adaptive", "pruning", "pca", "k", "continuation")
 _NEW_TOKENS, _PENALTY = 48, 1.1  # without one a small LM soon repeats itself
-_FINETUNED = "NLM, fine-tuned on"
 _VERSIONS = ("nearlm", "torch", "transformers", "faiss-cpu", "numba")
 
 
@@ -54,18 +54,19 @@ class Reproduction:
 
     def run(self, parts: Sequence[str]) -> Results:
         """Measure the parts that are missing."""
+        self._check_wishes()
         self.out.mkdir(parents=True, exist_ok=True)
         with files.lock(self.out):
             self._check_folder()
-            started = time.monotonic()
             for number, part in enumerate(parts, 1):
                 if self.results.load(part) is None:
                     self.reporter.say(f"— {part} ({number} of {len(parts)}) —")
-                    found, rows = getattr(self, f"_{part}")()
-                    self.results.save(part, found, rows)
+                    with self._timed():
+                        found, rows = getattr(self, f"_{part}")()
+                        self.results.save(part, found, rows)
             if self.finetune_tokens:
-                self._finetune(self.finetune_tokens)
-            self._about(time.monotonic() - started)
+                with self._timed():
+                    self._finetune(self.finetune_tokens)
         return self.results
 
     @cached_property
@@ -77,6 +78,7 @@ class Reproduction:
             return Datastore.open(folder)
         model = self._trained() if self.setting.model == TRAINED else self.setting.model
         options: dict[str, Any] = {"max_tokens": self.setting.max_tokens, "quiet": self.reporter.quiet}
+        options |= {"pack": True} if self.setting.pack else {}
         return build(model, list(self.setting.train), folder, **options)
 
     @cached_property
@@ -99,8 +101,25 @@ class Reproduction:
     def _trained(self) -> str:
         from nearlm.lmtraining import train_lm
 
-        folder = cache_dir() / "models" / f"{self.setting.name}-lm"
+        place = cache_dir() / "models" if self.setting.store else self.out
+        folder = place / f"{self.setting.name}-lm"
         return str(train_lm(list(self.setting.train), folder, reporter=self.reporter))
+
+    def _check_wishes(self) -> None:
+        """Refuse before the work what would fail in the midst of it."""
+        if "-" in (*self.setting.train, *self.setting.valid, *self.setting.test):
+            raise TextError("- (stdin) can be read only once, and an experiment reads its texts again; use a file")
+        if self.finetune_tokens is not None:
+            from nearlm.lmtraining import check_training
+
+            check_training(self.finetune_tokens)
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Note how long a part took."""
+        started = time.monotonic()
+        yield
+        self._about(time.monotonic() - started)
 
     def _check_folder(self) -> None:
         """Refuse a folder that holds results of something else."""
@@ -159,7 +178,7 @@ class Reproduction:
         from nearlm.mix import perplexity
         from nearlm.trace import Reading, trace_lm
 
-        name, known = f"{_FINETUNED} {tokens:,}", self._table("baseline")
+        name, known = f"{FINETUNED} on {tokens:,}", self._table("baseline")
         if any(row.name == name for row in known.rows):
             return
         options: dict[str, Any] = {"tokens": tokens, "reporter": self.reporter}
@@ -171,9 +190,10 @@ class Reproduction:
 
     def _adaptive(self) -> tuple[Json, list[Json]]:
         memories, setting = self.memories, self.setting
-        memories.adapted(memories.tuned(self.store, PAPER), BUDGET)
+        gate = memories.adapted(memories.tuned(self.store, PAPER), BUDGET).gate
+        assert gate is not None
         options: dict[str, Any] = {"valid_tokens": setting.valid_tokens, "max_tokens": setting.test_tokens}
-        options |= {"valid": setting.valid, "adaptor": PAPER, "reporter": self.reporter}
+        options |= {"valid": setting.valid, "adaptor": gate.adaptor.name, "reporter": self.reporter}
         found = ablate(self.lm, self.store, list(setting.test), **options)
         curves = {**found.curves, **found.objectives}
         rows = [{"skipped": share} for share in found.shares]

@@ -22,6 +22,7 @@ class Setting:
     test: tuple[str, ...]
     store: str | None = None
     max_tokens: int | None = None
+    pack: bool = False
     valid_tokens: int | None = 20_000
     test_tokens: int | None = 20_000
     sweep_tokens: int | None = 12_000
@@ -114,6 +115,7 @@ SETTINGS = {
         train=("hf:Salesforce/wikitext/wikitext-103-raw-v1:train",),
         valid=("hf:Salesforce/wikitext/wikitext-103-raw-v1:validation",),
         test=("hf:Salesforce/wikitext/wikitext-103-raw-v1:test",),
+        pack=True,  # every paragraph is a document there
         valid_tokens=None,
         test_tokens=None,
         sweep_tokens=None,
@@ -154,7 +156,8 @@ def sized(setting: Setting, max_tokens: int | None) -> Setting:
         "test_tokens": max_tokens // 16,
         "timed_tokens": max_tokens // 40,
     }
-    few: Json = {name: min(getattr(setting, name) or count, max(count, _FEWEST // 2)) for name, count in most.items()}
+    most = {name: max(count, _FEWEST // 2) for name, count in most.items()}
+    few: Json = {name: min(getattr(setting, name) or count, count) for name, count in most.items()}
     return replace(setting, max_tokens=max_tokens, **few)
 
 
@@ -166,6 +169,7 @@ def find_setting(name: str) -> Setting:
 
 
 def changed(setting: Setting, **given: str | list[str] | None) -> Setting:
-    """Return a setting with another model or other texts, and so with a store of its own."""
+    """Return a setting with another model or other texts; another model or training text makes a store of its own."""
     new: Json = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if value}
-    return replace(setting, store=None, **new) if new else setting
+    new |= {"store": None} if new.keys() & {"model", "train"} else {}
+    return replace(setting, **new) if new else setting

@@ -20,6 +20,7 @@ from nearlm.experiments.measuring import AUTO, TIMED, index_of, known_index, sea
 from nearlm.files import Json
 from nearlm.index import choose_index, index_folder
 from nearlm.lm import LM
+from nearlm.mix import perplexity
 from nearlm.progress import Reporter, size
 from nearlm.prune.pruning import METHODS, prune_store
 from nearlm.reduce import reduce_store
@@ -128,7 +129,7 @@ def sweep(
                 reporter.say(f"left out: {error}")
         notes.close()
         files.remove(index_folder(store, bench.index))
-    nlm = float(np.exp(-np.mean(traced.logp, dtype=np.float64)))
+    nlm = perplexity(np.asarray(traced.logp, np.float64))
     return Sweep(over, name, factory, len(traced), nlm, pareto_front(points), left_out)
 
 
@@ -243,7 +244,7 @@ class _Bench:
     def measure(self, store: Datastore, over: str, value: float | None, k: int, nprobe: int | None) -> SweepPoint:
         """Index, search, tune and time one store."""
         retriever = self.opened(store, nprobe)
-        described, spec = retriever.described, retriever.index.spec
+        spec = retriever.index.spec
         trace = trace_search(self.traced, retriever, max(k, self.k), self.reporter)  # one for all numbers of neighbours
         best = best_settings(trace, (k,))[0]
         speed = self.timed(retriever, k) / self.pace()
@@ -255,7 +256,7 @@ class _Bench:
             best.k,
             retriever.index.nprobe,
             store.bytes,
-            sum(file["bytes"] for file in described["files"].values()),
+            retriever.bytes,
             round(speed, 1),
             best.perplexity,
             best.temperature,

@@ -23,10 +23,9 @@ from nearlm.report.plotting import (
     save,
     styled,
 )
-from nearlm.results import ALL, NLM, VANILLA
+from nearlm.results import ALL, LEARNED, MASK, NLM, RANDOM, VANILLA
 
 METHODS = {"merge": "greedy merging", "random": "random", "kmeans": "k-means", "rank": "rank"}
-RANDOM, LEARNED = "random mask, constant λ", "learned mask, learned λ"
 _PERPLEXITY = "perplexity (lower is better)"
 _AT_RANDOM, _BY_ADAPTOR = "at random", "as the adaptor says"
 _ALWAYS = {
@@ -34,7 +33,7 @@ _ALWAYS = {
     _BY_ADAPTOR: 0,
     RANDOM: 1,
     _AT_RANDOM: 1,
-    "learned mask, constant λ": 2,
+    MASK: 2,
     "random mask, learned λ": 3,
 }
 _OTHERS = 4  # the first line style of curves that are in none of these

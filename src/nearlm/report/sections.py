@@ -8,7 +8,7 @@ from nearlm.progress import size
 from nearlm.report import figures, markup
 from nearlm.report.continuation import continuation
 from nearlm.report.markup import Column, TableRow
-from nearlm.results import ALL, NLM, VANILLA
+from nearlm.results import ALL, FINETUNED, LEARNED, NLM, RANDOM, VANILLA
 
 _NOTES = {
     NLM: "the language model alone",
@@ -21,7 +21,7 @@ _NOTES = {
     "kNN-LM, T=1": "the paper’s own temperature",
     "kNN-LM, exact": "distances from the stored keys, not the index",
     "nearlm's index": "another index, the same memory",
-    "NLM, fine-tuned": "trained on the text, no memory",
+    FINETUNED: "trained on the text, no memory",
 }
 _BASELINE_NOTES = {**_NOTES, VANILLA: "temperature tuned on validation text"}
 _COLUMNS = {
@@ -216,7 +216,7 @@ def _baseline(found: Json) -> Section:
     rows = [
         TableRow(
             row["name"],
-            _BASELINE_NOTES.get(row["name"], ""),
+            _BASELINE_NOTES.get(row["name"].split(" on ")[0], ""),
             [
                 markup.perplexity(row["perplexity"]),
                 markup.speed(row["tokens_per_second"]),
@@ -259,9 +259,9 @@ def _choice(found: Json) -> Section:
         f"combinations.{said}",
     )
     lead = (
-        "<p>Skipping retrievals, dropping records and narrowing keys can be combined in many ways. All were compared "
-        f"on the validation text, and the fastest that costs at most {found['budget']:g} perplexity was taken to the "
-        "test.</p>\n" + markup.paragraphs(found["paragraph"])
+        "<p>Skipping retrievals, dropping records and narrowing keys can be combined in many ways. Each was measured "
+        "on the validation text by itself, then the combinations that promised most; one that is fast at a cost of at "
+        f"most {found['budget']:g} perplexity was wanted.</p>\n" + markup.paragraphs(found["paragraph"])
     )
     table = markup.table("Combinations that nothing beats", "Nothing beats these", columns, rows)
     return Section("choice", "How the combination was chosen", lead, [picture], beside=table)
@@ -286,8 +286,8 @@ def _adaptive(found: Json) -> Section:
             "Perplexity when a share of the retrievals is skipped. The flatter a curve, the better it knows which ones "
             "do not matter. The star skips exactly those where the memory is worse than the model, "
             "which nobody can know in advance.",
-            f"Line chart: {_from_to(found, figures.RANDOM, 'skipping at random')}; "
-            f"{_from_to(found, figures.LEARNED, 'skipping as the adaptor says')}. The oracle skips "
+            f"Line chart: {_from_to(found, RANDOM, 'skipping at random')}; "
+            f"{_from_to(found, LEARNED, 'skipping as the adaptor says')}. The oracle skips "
             f"{markup.share(oracle['skipped'])} at perplexity {markup.perplexity(oracle['constant'])}.",
         ),
         Picture(
@@ -449,9 +449,7 @@ def _left_out(found: Json) -> str:
 
 
 def _paper_rows(about: Json) -> dict[str, Json]:
-    paper = about.get("paper") or []
-    rows = paper.get("rows", []) if isinstance(paper, dict) else paper
-    return {row["name"]: row for row in rows}
+    return {row["name"]: row for row in about.get("paper", [])}
 
 
 def _bytes(value: float | None) -> str:
