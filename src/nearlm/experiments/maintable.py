@@ -101,10 +101,13 @@ class Memories:
         dim = 64 * (self.store.dim // 128) or max(1, self.store.dim // 2)
         return reduce_store(self.store, dim, self.folder / "reduced", quiet=self.quiet)
 
-    def row(self, name: str, knnlm: KNNLM, lm_seconds: float, pace: Callable[[], float] = lambda: 1.0) -> Row:
+    def row(
+        self, name: str, knnlm: KNNLM, lm_seconds: float, pace: Callable[[], float] = lambda: 1.0, times: int = 1
+    ) -> Row:
         """Measure one memory from the trace of the test text, and its speed from its parts.
 
-        `pace` tells how fast the machine is at the moment, compared with when `lm_seconds` was measured.
+        `pace` tells how fast the machine is at the moment, compared with when `lm_seconds` was measured. Searches are
+        timed so many times, each next to it.
         """
         log_lm = np.asarray(self.test.logp, np.float64)
         if knnlm.retriever is None:
@@ -117,7 +120,8 @@ class Memories:
             extra = adaptor_seconds(knnlm.gate.adaptor, self.test)
         asked = lam > 0
         logp = np.where(asked, mix(log_lm, log_knn, lam), log_lm)
-        searches = searches_per_second(knnlm.retriever, np.asarray(self.test.keys[:TIMED]), k) / pace()
+        queries = np.asarray(self.test.keys[:TIMED])
+        searches = median(searches_per_second(knnlm.retriever, queries, k) / pace() for _ in range(times))
         started = time.perf_counter()
         trace.log_p_knn(knnlm.temperature)
         mixing = (time.perf_counter() - started) / len(log_lm)
@@ -210,7 +214,7 @@ def main_table(memories: Memories, best: Datastore, *, budget: float, rounds: in
 
     rows = []
     for name, knnlm in models.items():
-        row = memories.row(name, knnlm, 1 / speeds[NLM], pace)
+        row = memories.row(name, knnlm, 1 / speeds[NLM], pace, max(1, rounds // 3))
         memories.reporter.say(f"  {name}: perplexity {row.perplexity:.3f}")
         if name in runs:
             beyond = median(_beyond(run) for run in runs[name])
