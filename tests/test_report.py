@@ -150,6 +150,29 @@ def test_a_part_that_is_missing_is_left_out(tmp_path):
     assert not any("tiles" in attrs.get("class", "") for attrs in page.of("ul"))
 
 
+def test_the_name_of_the_choice_is_inside_its_figure():
+    """As it was not in a real one: the star at the lower left, with others close on its right."""
+    crowd = [(time, step / 20) for time in range(29, 90, 4) for step in range(-4, 13, 2)]
+    points = [
+        {"label": "", "microseconds": time, "beyond": beyond, "pareto": number < 4, "chosen": number == 2}
+        for number, (time, beyond) in enumerate([(22, 0.48), (24, 0.4), (26.7, -0.145), (65.8, -0.168), *crowd])
+    ]
+    points[2]["label"] = "keep 40%, dim 192, nprobe 2, k 128, skip 6%"
+    figure = figures.choice({**measured.choice(), "points": points})
+    (axes,) = figure.axes
+    renderer = figure.canvas.get_renderer()
+    name, room = axes.texts[0].get_window_extent(renderer), axes.get_window_extent(renderer).padded(10)
+    assert room.x0 < name.x0 and name.x1 < room.x1 and room.y0 < name.y0 and name.y1 < room.y1
+
+
+def test_numbers_on_an_axis_do_not_touch():
+    found = measured.parts()["pca"]
+    points = [{**found["points"][0], "value": dim, "dim": dim} for dim in (32, 256, 512, 576)]
+    points[-1]["value"] = None  # the store as it is
+    figure = figures.sweep({**found, "points": points})
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["32", "256", "", "576"]
+
+
 def test_no_results_are_an_error_that_says_so(tmp_path):
     with pytest.raises(StoreError, match="holds no results"):
         report.write_report(Results(tmp_path))

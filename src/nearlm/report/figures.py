@@ -36,6 +36,7 @@ _ALWAYS = {
     MASK: 2,
     "random mask, learned λ": 3,
 }
+_APART = 1.2  # as a ratio: numbers on an axis that is logarithmic
 _OTHERS = 4  # the first line style of curves that are in none of these
 _FEATURES = {"keys": "f(c)"}
 _AXES = {"dim": "width of the keys", "k": "neighbours of a token, k", "nprobe": "lists probed", "neighbors": "K"}
@@ -286,7 +287,8 @@ def _sweep(axes: Any, found: Json, what: str, colour: str) -> None:
         at = (_value(found, point), across[_value(found, point)])
         axes.plot(*at, "*", color=INK, markersize=14, linestyle="none", zorder=4, label="the store as it is")
     if _logarithmic(axes, values, 8, base=2):
-        axes.set_xticks(values, [f"{value:g}" for value in values])
+        following = zip(values, [*values[1:], math.inf], strict=True)
+        axes.set_xticks(values, [f"{value:g}" if then > _APART * value else "" for value, then in following])
         axes.minorticks_off()
 
 

@@ -70,6 +70,7 @@ _THEME = {
     **{INK: "--figure-ink", MUTED: "--figure-muted", GRID: "--figure-grid", PAPER: "--figure-paper"},
 }
 _STEADY: dict[str, dict[str, None]] = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None}}
+_CUT_OFF = 1000  # a name that is not all inside is worse than one on top of others
 _NEAR = 14  # points: a name farther from its point gets a line to it
 _GAPS = (9, 13, 19, 27, 38, 52, 68, 86, 106)
 _ANGLES = (0, 180, 90, 270, 45, 135, 315, 225, 20, 160, 70, 110, 250, 290)
@@ -195,7 +196,7 @@ def _places(point: Any, size: tuple[float, float], room: Any, taken: Boxes, scal
         outside = (box[0, :2] < room[:2]).any() or (box[0, 2:] > room[2:]).any()
         hidden, crossed = _overlaps(box, taken).sum(), _overlaps(line, taken).any(axis=0).sum()
         x, y = (middle - point) / scale
-        place = _Place(int(3 * hidden + crossed + 5 * outside), (x, y), gap, np.concatenate([box, line]))
+        place = _Place(int(3 * hidden + crossed + _CUT_OFF * outside), (x, y), gap, np.concatenate([box, line]))
         yield place
         if not place.cost:
             return
