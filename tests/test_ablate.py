@@ -14,20 +14,12 @@ from nearlm.adaptor_training import Training
 from nearlm.errors import MissingExtraError, OptionError
 from nearlm.evaluate import evaluate
 from nearlm.experiments import ablate as ablating
-from nearlm.experiments.ablate import (
-    ADAPTOR,
-    PAPER_ROWS,
-    RANDOM,
-    SHARES,
-    ablate,
-    equal_share,
-    masks_and_weights,
-    oracle,
-)
+from nearlm.experiments.ablate import PAPER_ROWS, SHARES, ablate, equal_share, masks_and_weights, oracle
 from nearlm.extract import build
 from nearlm.indexing import build_index
 from nearlm.knnlm import KNNLM
 from nearlm.mix import mix, perplexity
+from nearlm.results import LEARNED, RANDOM
 
 pytestmark = pytest.mark.usefixtures("quick_timing")
 
@@ -63,7 +55,7 @@ def test_a_network_that_is_too_sure_leaves_every_token_some_probability():
     log_lm = made_up()[0]
     curves = masks_and_weights(log_lm, np.full(4000, -np.inf), np.zeros(4000), 0.3)
     assert np.isfinite(list(curves.values())).all()
-    assert curves[ADAPTOR][0] == pytest.approx(1000 * perplexity(log_lm))
+    assert curves[LEARNED][0] == pytest.approx(1000 * perplexity(log_lm))
 
 
 def test_the_oracle_asks_where_the_memory_is_at_least_as_good():
@@ -120,7 +112,7 @@ def test_curves_are_those_of_evaluation(lm, store, texts):
     assert found.curves[f"learned mask, {weight} λ"][0] == pytest.approx(
         evaluate(KNNLM.load(store, lm, adaptor="default", skip=0), str(texts / "test")).perplexity, rel=1e-5
     )
-    assert not found.features and ADAPTOR in found.table()
+    assert not found.features and LEARNED in found.table()
 
 
 def test_the_command_trains_variants_and_draws(nearlm, store, texts, tmp_path, monkeypatch):
