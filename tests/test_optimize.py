@@ -74,6 +74,13 @@ def test_the_fastest_within_the_target_is_chosen():
     assert cheapest(points, Goal(9)) is points[0]
 
 
+def test_without_an_adaptor_the_perplexity_must_be_surely_within_the_target():
+    goal = Goal(10.1)
+    assert goal.price(10.05, 30.0, 0.04) == 30.0 and goal.price(10.05, 30.0, 0.06) == float("inf")
+    unsure, safe = replace(point(10.05, 30.0), margin=0.06), replace(point(10.0, 50.0), margin=0.06)
+    assert cheapest([unsure, safe], goal) is safe and cheapest([unsure], goal) is unsure
+
+
 def test_an_adaptor_may_buy_a_worse_search_or_skip():
     ratios = [0.95 + 0.002 * percent for percent in range(101)]  # as good as one λ when 25 % are skipped
     goal = Goal(10.15, Skipping(ratios, 0.05, 5.0))
@@ -89,6 +96,7 @@ def test_an_adaptor_may_buy_a_worse_search_or_skip():
 def test_one_with_an_adaptor_is_preferred_if_it_is_faster_or_alone_within_the_budget():
     gated, plain = replace(point(10.0, 50.0), adaptor=True, sure=True), point(10.0, 60.0)
     assert preferred(gated, plain, 10.1) and not preferred(gated, point(10.0, 40.0), 10.1)
+    assert preferred(gated, replace(point(10.0, 40.0), margin=0.2), 10.1)
     assert preferred(gated, point(10.2, 40.0), 10.1) and not preferred(replace(gated, sure=False), plain, 10.1)
 
 
@@ -104,7 +112,7 @@ def test_the_store_is_ready_and_within_the_budget(store, lm, texts, tmp_path, sm
         for one in plain
         if (one.keep, one.dim, one.nprobe, one.k) == (chosen.keep, chosen.dim, chosen.nprobe, chosen.k)
     )
-    within = min(one.microseconds for one in plain if one.perplexity <= choice.target)
+    within = min(one.microseconds for one in plain if one.perplexity + one.margin <= choice.target)
     assert chosen.microseconds < within if chosen.adaptor else chosen.microseconds == within
     assert chosen.beyond <= 0.5 and base.beyond == pytest.approx(base.perplexity - choice.vanilla.perplexity)
     assert choice.target == choice.vanilla.perplexity + 0.5
@@ -141,15 +149,22 @@ def test_the_share_to_skip_is_the_largest_within_the_budget_of_vanilla(store, lm
     contexts = last_tokens(traced.text.tokens, traced.text.bounds, traced.text.windows.target_positions)
     documents = np.asarray(traced.text.documents)
 
-    def sure(logp, chosen):
+    def margin(logp, chosen):
         blocks = documents[chosen]
         if len(set(blocks)) < 10:
             blocks = np.arange(len(blocks)) * 10 // len(blocks)
         difference = (logp - log_vanilla)[chosen]
         sums = np.array([(difference - difference.mean())[blocks == one].sum() for one in set(blocks)])
-        ours, theirs = np.exp(-logp[chosen].mean()), np.exp(-log_vanilla[chosen].mean())
-        return ours + 2 * ours * np.sqrt((sums**2).sum()) / len(difference) <= theirs + BUDGET
+        return 2 * np.exp(-logp[chosen].mean()) * np.sqrt((sums**2).sum()) / len(difference)
 
+    def sure(logp, chosen):
+        ours, theirs = np.exp(-logp[chosen].mean()), np.exp(-log_vanilla[chosen].mean())
+        return ours + margin(logp, chosen) <= theirs + BUDGET
+
+    same = (gated.keep, gated.dim, gated.nprobe, gated.k)
+    plain = next(one for one in choice.points if (one.keep, one.dim, one.nprobe, one.k) == same)
+    mixed = np.logaddexp(log_lm + np.log1p(-plain.lam), ours + np.log(plain.lam))
+    assert plain.margin == pytest.approx(margin(mixed, np.arange(len(mixed))), rel=0.01)  # the store was rotated
     within = []
     for percent in range(100):
         lam = adaptor.gate(percent / 100).weights(traced.keys, traced.conf, traced.ent, contexts)

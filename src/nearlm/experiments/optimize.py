@@ -2,9 +2,9 @@
 
 Narrower keys, fewer records, fewer lists, fewer neighbours and skipped searches are first measured one at a time. What
 they cost together is then estimated (differences of perplexity add up, ratios multiply), and the combinations that
-seem fastest within the budget are made and measured while they promise to beat what has been. The share of searches to
-skip is in the end the largest that surely stays within the budget, by two standard errors, on the tokens held out from
-the adaptor's training and on the whole text.
+seem fastest within the budget are made and measured while they promise to beat what has been. Within the budget means
+surely so: by two standard errors of the difference from the vanilla kNN-LM. The share of searches to skip is in the end
+the largest that is, on the tokens held out from the adaptor's training and on the whole text.
 """
 
 import os
@@ -194,6 +194,19 @@ class _Bench:
         retriever = Retriever(self.store, index_of(self.store, PAPER, self.quiet))
         return trace_search(self.traced, retriever, PAPER_K, self.reporter)
 
+    @cached_property
+    def log_vanilla(self) -> npt.NDArray[np.float64]:
+        """What the paper's kNN-LM gives every token, as it was tuned."""
+        (found,) = self.job.state(VANILLA)["points"]
+        log_lm = np.asarray(self.traced.logp, np.float64)
+        return mix(log_lm, self.paper_trace.log_p_knn(found["temperature"]), found["lam"])
+
+    def margin(self, logp: npt.NDArray[np.float64], rows: Any = slice(None)) -> float:
+        """Return two standard errors of the difference from the vanilla kNN-LM on some tokens, in perplexity."""
+        documents = np.asarray(self.traced.text.documents)[rows]
+        error = standard_error((logp - self.log_vanilla)[rows], documents)
+        return SURE * error * perplexity(logp[rows])
+
     def vanilla(self) -> Point:
         """Measure the paper's kNN-LM."""
         self.reporter.say("the vanilla kNN-LM: the paper's index, 32 lists, 1024 neighbours")
@@ -215,14 +228,18 @@ class _Bench:
             for nprobe in nprobes if lists else (None,):
                 retriever = Retriever(store, name, nprobe=nprobe)
                 trace = trace_search(self.traced, retriever, PAPER_K, self.reporter)
-                points += [self.point("", store, shape, retriever, one) for one in best_settings(trace, KS)]
+                for one in best_settings(trace, KS):
+                    log_knn = trace.log_p_knn(one.temperature, one.k)
+                    logp = mix(np.asarray(self.traced.logp, np.float64), log_knn, one.lam)
+                    found = self.point("", store, shape, retriever, one)
+                    points.append(replace(found, margin=self.margin(logp)))
             return points
 
         found = self.noted(f"{shape.folder}-{'-'.join(map(str, nprobes))}", measured)
         files.remove(self.work / shape.folder)
         return found
 
-    def skipping(self, point: Point, vanilla: Point) -> Skipping | None:
+    def skipping(self, point: Point) -> Skipping | None:
         """Train an adaptor for one way to search the whole store; tell what skipping does to what was held out."""
         known = self.job.state("skipping")
         if not known:
@@ -240,10 +257,10 @@ class _Bench:
             described = judged(trained.network, examples, split, Training().objective, point.lam)
             adaptor = Adaptor(trained.network, {**described, "settings": asdict(settings)}, ngrams)
             held = described["held_out"]
-            trial = _Trial(self, vanilla, adaptor, trace)
+            trial = _Trial(self, adaptor, trace)
             known = {
                 "ratios": [value / held["constant"] for value in held["curve"]],
-                "margin": trial.margin(trial.logp(0.0)),
+                "margin": self.margin(trial.logp(0.0)),
                 "microseconds": 1e6 * adaptor_seconds(adaptor, self.traced),
             }
             self.job.note("skipping", known)
@@ -302,7 +319,7 @@ class _Bench:
 
 def _choose(bench: _Bench, budget: float, folder: Path, train: Callable[[Datastore], Adaptor]) -> Choice:
     vanilla, points = bench.vanilla(), bench.measure(bench.whole, NPROBES)
-    goal = Goal(vanilla.perplexity + budget, bench.skipping(points[0], vanilla))
+    goal = Goal(vanilla.perplexity + budget, bench.skipping(points[0]))
     points = _explored(bench, points, goal)
     points = [replace(one, beyond=one.perplexity - vanilla.perplexity) for one in points]
 
@@ -312,7 +329,7 @@ def _choose(bench: _Bench, budget: float, folder: Path, train: Callable[[Datasto
         if refused and best != plain:
             gated.append(Point(**refused["point"]))
             continue
-        found, held_out = _adapted(bench, bench.final(best, folder), best, vanilla, budget, train)
+        found, held_out = _adapted(bench, bench.final(best, folder), best, budget, train)
         gated.append(found)
         if preferred(found, plain, goal.target):
             chosen = found
@@ -353,12 +370,12 @@ def _explored(bench: _Bench, whole: list[Point], goal: Goal) -> list[Point]:
         if found is not None:
             alone[shape] = found
     guesses = [
-        (goal.price(guess, time), shape, search.nprobe)
+        (goal.price(guess, time, search.margin), shape, search.nprobe)
         for time, guess, shape, search in estimates(whole, alone, bench.whole)
     ]
     attempts = 0
     for guess, shape, nprobe in sorted(guesses, key=lambda one: one[0]):
-        least = min(goal.price(point.perplexity, point.microseconds) for point in points)
+        least = min(goal.price(point.perplexity, point.microseconds, point.margin) for point in points)
         if not guess < _PROMISING * least or attempts == _ATTEMPTS:
             break
         if (shape, nprobe) not in tried:
@@ -371,7 +388,6 @@ def _adapted(
     bench: _Bench,
     final: Datastore,
     best: Point,
-    vanilla: Point,
     budget: float,
     train: Callable[[Datastore], Adaptor],
 ) -> tuple[Point, Json]:
@@ -383,10 +399,10 @@ def _adapted(
     adaptor = train(final)
     held = split_rows(bench.traced.text.documents, adaptor.described["training"]["seed"]).held
     trace = trace_search(bench.traced, adaptor.settings.retriever(final), best.k, bench.reporter)
-    trial = _Trial(bench, vanilla, adaptor, trace)
+    trial = _Trial(bench, adaptor, trace)
     shares = SHARES[:-1] if len(held) >= TRUSTED_TOKENS else SHARES[:0]
     skip = max((float(share) for share in shares if trial.within(share, budget, held, slice(None))), default=0.0)
-    there, value = perplexity(trial.log_vanilla[held]), perplexity(trial.logp(skip)[held])
+    there, value = perplexity(bench.log_vanilla[held]), perplexity(trial.logp(skip)[held])
     found = adaptor.described["held_out"]
     held_out = {"tokens": len(held), "vanilla": there, "constant": found["constant"], "nlm": found["nlm"]}
     point = replace(
@@ -394,6 +410,7 @@ def _adapted(
         label=f"{best.label}, skip {skip:.0%}",
         perplexity=value,
         beyond=value - there,
+        margin=0.0,
         microseconds=1e6 * adaptor_seconds(adaptor, bench.traced) + (1 - skip) * best.microseconds,
         index_bytes=best.index_bytes + adaptor.bytes,
         adaptor=True,
@@ -407,14 +424,13 @@ def _adapted(
 class _Trial:
     """What an adaptor makes of every token of the validation text, next to what the vanilla kNN-LM does."""
 
-    def __init__(self, bench: _Bench, vanilla: Point, adaptor: Adaptor, trace: Trace):
+    def __init__(self, bench: _Bench, adaptor: Adaptor, trace: Trace):
         traced, text, settings = bench.traced, bench.traced.text, adaptor.settings
-        self.adaptor, self.documents = adaptor, np.asarray(text.documents)
+        self.bench, self.adaptor = bench, adaptor
         contexts = last_tokens(text.tokens, text.bounds, text.windows.target_positions)
         self.log_lam = adaptor.log_weights(traced.keys, traced.conf, traced.ent, contexts)[:, 0]
         self.log_lm = np.asarray(traced.logp, np.float64)
         self.log_knn = trace.log_p_knn(settings.temperature, settings.k)
-        self.log_vanilla = mix(self.log_lm, bench.paper_trace.log_p_knn(vanilla.temperature), vanilla.lam)
 
     def logp(self, share: float) -> npt.NDArray[np.float64]:
         """Return log p of every token when so many searches are skipped."""
@@ -425,11 +441,6 @@ class _Trial:
         """Tell whether skipping a share surely stays within the budget, on every part of the text."""
         logp = self.logp(share)
         return all(
-            perplexity(logp[rows]) + self.margin(logp, rows) <= perplexity(self.log_vanilla[rows]) + budget
+            perplexity(logp[rows]) + self.bench.margin(logp, rows) <= perplexity(self.bench.log_vanilla[rows]) + budget
             for rows in parts
         )
-
-    def margin(self, logp: npt.NDArray[np.float64], rows: Any = slice(None)) -> float:
-        """Return two standard errors of the difference from the vanilla kNN-LM, in perplexity."""
-        error = standard_error((logp - self.log_vanilla)[rows], self.documents[rows])
-        return SURE * error * perplexity(logp[rows])

@@ -38,7 +38,7 @@ class Point:
     `microseconds` are those of a token's search (and adaptor). With an adaptor, perplexity is that of the tokens held
     out from its training, `index_bytes` are also those of its tables, and `sure` tells whether it is within the budget
     by two standard errors, there and on the whole text. `beyond` is the difference from the vanilla kNN-LM on the same
-    tokens, in every case.
+    tokens, in every case, and `margin` two standard errors of it without an adaptor.
     """
 
     label: str
@@ -58,6 +58,7 @@ class Point:
     skip: float = 0.0
     sure: bool = False
     beyond: float = 0.0
+    margin: float = 0.0
     pareto: bool = False
     chosen: bool = False
 
@@ -136,9 +137,12 @@ class Goal:
         """The same without an adaptor."""
         return Goal(self.target)
 
-    def price(self, perplexity: float, microseconds: float) -> float:
-        """Return the least time of a memory within the target, with an adaptor or without; infinity if it has none."""
-        prices = [microseconds] if perplexity <= self.target else []
+    def price(self, perplexity: float, microseconds: float, margin: float = 0.0) -> float:
+        """Return the least time of a memory surely within the target, with an adaptor or without, or else infinity.
+
+        `margin` is how much better than allowed the perplexity must be without an adaptor.
+        """
+        prices = [microseconds] if perplexity + margin <= self.target else []
         if self.skipping is not None:
             ratios = zip(SHARES, self.skipping.ratios, strict=True)
             within = [share for share, ratio in ratios if perplexity * ratio + self.skipping.margin <= self.target]
@@ -148,12 +152,12 @@ class Goal:
 
 def cheapest(points: Sequence[Point], goal: Goal) -> Point:
     """Return the point of least price within the target, or, if there is none, the one with the best perplexity."""
-    return min(points, key=lambda point: (goal.price(point.perplexity, point.microseconds), point.perplexity))
+    return min(points, key=lambda one: (goal.price(one.perplexity, one.microseconds, one.margin), one.perplexity))
 
 
 def preferred(gated: Point, plain: Point, target: float) -> bool:
     """Tell whether to take a memory with an adaptor: surely within the budget, and faster than one without that is."""
-    return gated.sure and (plain.perplexity > target or gated.microseconds < plain.microseconds)
+    return gated.sure and (plain.perplexity + plain.margin > target or gated.microseconds < plain.microseconds)
 
 
 def estimates(
@@ -192,14 +196,14 @@ def explained(vanilla: Point, chosen: Point, budget: float, held_out: Json) -> s
             f"On the {held_out['tokens']:,} held-out tokens its perplexity is {chosen.perplexity:.3f}, the vanilla "
             f"kNN-LM's {held_out['vanilla']:.3f}, so it stays within the budget of {budget:g}."
         )
-    elif chosen.beyond <= budget:
+    elif chosen.beyond + chosen.margin <= budget:
         said.append(
             f"Perplexity is {chosen.perplexity:.3f}, the vanilla kNN-LM's {vanilla.perplexity:.3f}, the budget "
-            f"{budget:g}."
+            f"{budget:g}, of which {chosen.margin:.3f} are kept to be sure."
         )
     else:
         said.append(
-            f"No smaller or faster memory that was measured stays within {budget:g} of the vanilla kNN-LM's "
+            f"No smaller or faster memory that was measured surely stays within {budget:g} of the vanilla kNN-LM's "
             f"{vanilla.perplexity:.3f}; this has the best perplexity, {chosen.perplexity:.3f}."
         )
     less = vanilla.microseconds / chosen.microseconds
