@@ -136,7 +136,7 @@ class Reproduction:
             "setting": setting.name,
             "title": setting.title,
             "text": setting.text,
-            "model": setting.model,
+            "model": setting.model.replace("-", " ") if setting.model == TRAINED else setting.model,
             "records": len(store),
             "dim": store.dim,
             "store_bytes": store.bytes,
