@@ -54,7 +54,7 @@ def quiet_steps(store: Datastore, reporter: Reporter) -> bool:
 
 
 def index_of(store: Datastore, kind: str, quiet: bool, name: str | None = None) -> str:
-    """Return the name of a store's index of some kind; if it has none, or only a user's, make one with such a name."""
+    """Return the name of a store's index of some kind; if it has none, make one, under a name that no user gives."""
     there = known_index(store, kind)
     if there is None:
         there = name or own_name(kind)
