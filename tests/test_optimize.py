@@ -14,6 +14,7 @@ from nearlm.adaptor_training import split_rows
 from nearlm.datastore import Datastore
 from nearlm.errors import OptionError, StoreError
 from nearlm.evaluate import evaluate
+from nearlm.experiments import bench
 from nearlm.experiments import optimize as optimizing
 from nearlm.experiments.optimize import optimize
 from nearlm.experiments.points import Choice, Goal, Point, Shape, Skipping, cheapest, estimates, preferred
@@ -46,8 +47,9 @@ def small(monkeypatch, quick_paper_index):
     """Try fewer and smaller things."""
     monkeypatch.setattr(optimizing, "SMALL_DIMS", (8, 4))
     monkeypatch.setattr(optimizing, "SMALL_KEEPS", (0.7, 0.001))
-    monkeypatch.setattr(optimizing, "KS", (1024, 64))
-    monkeypatch.setattr(optimizing, "TRUSTED_TOKENS", 10)
+    monkeypatch.setattr(bench, "KS", (1024, 64))
+    for module in (bench, optimizing):
+        monkeypatch.setattr(module, "TRUSTED_TOKENS", 10)
 
 
 def point(perplexity, microseconds, keep=1.0, dim=16, nprobe=8, k=1024):
@@ -184,8 +186,8 @@ def test_the_share_to_skip_is_the_largest_within_the_budget_of_vanilla(store, lm
 
 def test_a_killed_run_goes_on(store, lm, texts, tmp_path, small, monkeypatch):
     valid, out = str(texts / "valid"), tmp_path / "fast"
-    real, calls = optimizing.searches_per_second, []
-    monkeypatch.setattr(optimizing, "searches_per_second", lambda *given: calls.append(1) or real(*given))
+    real, calls = bench.searches_per_second, []
+    monkeypatch.setattr(bench, "searches_per_second", lambda *given: calls.append(1) or real(*given))
     training = Adaptor.train
 
     def killed(*given, **options):

@@ -11,6 +11,7 @@ from nearlm import files
 from nearlm.datastore import Datastore
 from nearlm.errors import OptionError, StoreError, TextError
 from nearlm.evaluate import evaluate
+from nearlm.experiments import bench
 from nearlm.experiments import optimize as optimizing
 from nearlm.experiments import reproduce as reproducing
 from nearlm.experiments.reproduce import ALL_PARTS, DEMO_PARTS, Reproduction
@@ -56,7 +57,7 @@ def setting(model_folder, tmp_path_factory):
 def small(monkeypatch, quick_paper_index):
     monkeypatch.setattr(optimizing, "SMALL_DIMS", (8,))
     monkeypatch.setattr(optimizing, "SMALL_KEEPS", (0.7,))
-    monkeypatch.setattr(optimizing, "KS", (1024, 64))
+    monkeypatch.setattr(bench, "KS", (1024, 64))
     monkeypatch.setattr(reproducing, "_NEW_TOKENS", 5)
 
 
