@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from nearlm import files
 from nearlm.errors import OptionError, StoreError
 from nearlm.indexing import build_index
+from nearlm.progress import Reporter
 from nearlm.prune import neighbors as self_search
 from nearlm.prune.merge import merge
 from nearlm.prune.neighbors import verify_neighbors
@@ -188,6 +189,15 @@ def test_neighbours_are_searched_once_for_every_smaller_k(places, tmp_path, monk
     (folder / "neighbors.npy").write_bytes(data)
     with pytest.raises(StoreError, match=r"neighbors\.npy"):
         verify_neighbors(places, "default")
+
+
+def test_who_reads_neighbours_keeps_them_while_more_are_searched(places):
+    quiet = Reporter(quiet=True)
+    build_index(places, quiet=True)
+    few = self_search.saved_neighbors(places, "default", 4, quiet)
+    before = np.array(few)
+    self_search.saved_neighbors(places, "default", 12, quiet)
+    np.testing.assert_array_equal(few, before)
 
 
 def test_the_search_goes_on_after_a_kill(places, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from nearlm.evaluate import evaluate
 from nearlm.experiments import bench
 from nearlm.experiments import optimize as optimizing
 from nearlm.experiments import reproduce as reproducing
+from nearlm.experiments.maintable import compared
 from nearlm.experiments.reproduce import ALL_PARTS, DEMO_PARTS, Reproduction
 from nearlm.experiments.settings import DEMO, SETTINGS, Setting, changed, find_setting, sized
 from nearlm.indexing import build_index
@@ -61,6 +62,11 @@ def small(monkeypatch, quick_paper_index):
     monkeypatch.setattr(reproducing, "_NEW_TOKENS", 5)
 
 
+def test_speeds_are_compared_within_a_round():
+    rounds = {NLM: [100.0, 200.0, 400.0], VANILLA: [50.0, 120.0, 200.0], ALL: [90.0, 170.0, 380.0]}
+    assert compared(rounds) == pytest.approx({NLM: 200.0, VANILLA: 100.0, ALL: 180.0})
+
+
 @pytest.mark.timeout(300)
 def test_every_part_is_measured_and_shown(setting, tmp_path, small, monkeypatch):
     out, quiet = tmp_path / "out", Reporter(quiet=True)
@@ -72,7 +78,7 @@ def test_every_part_is_measured_and_shown(setting, tmp_path, small, monkeypatch)
     run = Reproduction(setting, out, quiet)
     for name, knnlm in ((NLM, KNNLM.load(out / "fast", knn=False)), (ALL, KNNLM.load(out / "fast"))):
         assert main.row(name).perplexity == pytest.approx(evaluate(knnlm, setting.test).perplexity, rel=1e-4)
-        assert main.row(name).end_to_end
+        assert main.row(name).end_to_end and main.rounds[name]
     vanilla = run.memories.tuned(run.store, "paper")
     assert main.row(VANILLA).perplexity == pytest.approx(evaluate(vanilla, setting.test).perplexity, rel=1e-4)
     assert len(Datastore.open(out / "merged")) == main.row("+ GM").records < main.row(VANILLA).records

@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from nearlm import files
@@ -45,16 +45,21 @@ class Row:
 
 @dataclass(frozen=True)
 class MainTable:
-    """The paper's main table: the LM, the vanilla kNN-LM, and its remedies one by one and together."""
+    """The paper's main table: the LM, the vanilla kNN-LM, and its remedies one by one and together.
+
+    `rounds` has the tokens/s, round by round, of those that were timed end to end.
+    """
 
     tokens: int
     rows: list[Row]
+    rounds: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, found: Json) -> "MainTable":
         """Read a table back."""
         names = Row.__dataclass_fields__
-        return cls(found["tokens"], [Row(**{name: row[name] for name in names}) for row in found["rows"]])
+        rows = [Row(**{name: row[name] for name in names}) for row in found["rows"]]
+        return cls(found["tokens"], rows, found.get("rounds", {}))
 
     def row(self, name: str) -> Row:
         """Return the row of a name."""
@@ -70,6 +75,7 @@ class MainTable:
         return {
             "tokens": self.tokens,
             "rows": [asdict(row) | ratio for row, ratio in zip(self.rows, ratios, strict=True)],
+            "rounds": self.rounds,
         }
 
     def table(self) -> str:

@@ -1,13 +1,14 @@
 """The paper's tables on a test text: the LM, the vanilla kNN-LM, its remedies one by one, and all together.
 
 Perplexities come from one trace of the text and one search for each memory. The LM, the vanilla kNN-LM and the last row
-are timed end to end, in interleaved runs; the other rows have the LM's speed with the times of their parts added, each
-measured next to a search of the vanilla kNN-LM, since a machine's speed drifts.
+are timed end to end, in short rounds, and compared within each round; the other rows have the LM's speed with the times
+of their parts added, each measured next to a search of the vanilla kNN-LM: a machine's speed drifts.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle, islice, permutations
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -146,15 +147,14 @@ class Memories:
         )
 
     def timed(self, models: dict[str, KNNLM], rounds: int) -> dict[str, list[Evaluation]]:
-        """Evaluate some models end to end on the first tokens of the test text, in turns, and another first each time.
+        """Evaluate some models end to end on the first tokens of the test text, round by round, in all orders.
 
-        Many short rounds are worth more than few long ones: a machine's speed drifts.
+        Many short rounds are worth more than few long ones: a machine's speed drifts. A run may feel what ran before.
         """
         text = self._read(self.texts.test, min(self.texts.timed_tokens, self.texts.test_tokens or 1 << 62))
         found: dict[str, list[Evaluation]] = {name: [] for name in models}
         self.reporter.say(f"timing end to end, {rounds} rounds of {len(text.targets):,} tokens: {', '.join(models)}")
-        for number in range(rounds):
-            turns = list(models)[number % len(models) :] + list(models)[: number % len(models)]
+        for number, turns in enumerate(islice(cycle(permutations(models)), rounds)):
             for name in turns:
                 found[name].append(evaluate_tokens(models[name], text))
             self.reporter.say(f"  round {number + 1}: {found[NLM][-1].tokens_per_second:,.0f} tokens/s by the LM alone")
@@ -195,7 +195,8 @@ def main_table(memories: Memories, best: Datastore, *, budget: float, rounds: in
     vanilla, everything = memories.tuned(memories.store, PAPER), KNNLM.load(best, memories.lm)
     whole = {NLM: memories.alone(), VANILLA: vanilla, ALL: everything}
     runs = memories.timed(whole, rounds)
-    speeds = {name: median(run.tokens_per_second for run in found) for name, found in runs.items()}
+    paces = {name: [run.tokens_per_second for run in found] for name, found in runs.items()}
+    speeds = compared(paces)
     models = {
         NLM: whole[NLM],
         VANILLA: vanilla,
@@ -220,7 +221,14 @@ def main_table(memories: Memories, best: Datastore, *, budget: float, rounds: in
             beyond = median(_beyond(run) for run in runs[name])
             row = replace(row, tokens_per_second=speeds[name], microseconds=beyond, end_to_end=True)
         rows.append(row)
-    return MainTable(len(memories.test), rows)
+    return MainTable(len(memories.test), rows, paces)
+
+
+def compared(rounds: dict[str, list[float]]) -> dict[str, float]:
+    """Return how fast models are, from their speeds in every round, each compared with the LM's in the same one."""
+    alone = rounds[NLM]
+    ratios = {name: median(one / own for one, own in zip(found, alone, strict=True)) for name, found in rounds.items()}
+    return {name: median(alone) * ratio for name, ratio in ratios.items()}
 
 
 def baseline(memories: Memories, lm_seconds: float) -> MainTable:

@@ -83,6 +83,7 @@ def _search(store: Datastore, index: SearchIndex, seconds: float, name: str, pla
     if not (job.started and job.plan() == plan):
         files.remove(folder / _ABOUT)
         job.begin(plan)
+        files.remove(file.path)  # a merge that still reads it keeps what it has open
     starts = range(0, len(store), SEARCH_BLOCK)
     done = min(len(store), job.state("fill").get("batches", 0) * SEARCH_BLOCK)
     reporter.say(

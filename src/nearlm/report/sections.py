@@ -122,8 +122,15 @@ def _main(found: Json, paper: dict[str, Json]) -> Section:
         else ""
     )
     measured = any(row["end_to_end"] for row in found["rows"])
+    alone = found.get("rounds", {}).get(NLM, [])
+    rounds = (
+        f", in {len(alone)} short rounds and compared within each (the language model alone: "
+        f"{markup.speed(min(alone))} to {markup.speed(max(alone))} tokens/s)"
+        if len(alone) > 1
+        else ""
+    )
     star = (
-        '<p class="note">* timed in one run from end to end; the other speeds are put together from the times of '
+        f'<p class="note">* timed from end to end{rounds}; the other speeds are put together from the times of '
         "their parts.</p>"
     )
     lead = (
