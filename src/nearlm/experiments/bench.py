@@ -16,6 +16,7 @@ from nearlm.adaptor_network import DEFAULT_FEATURES
 from nearlm.adaptor_network import Shape as AdaptorShape
 from nearlm.adaptor_training import (
     DEFAULT_A,
+    SHARES,
     SURE,
     Training,
     pruned_logp,
@@ -34,6 +35,7 @@ from nearlm.experiments.measuring import (
     searches_per_second,
 )
 from nearlm.experiments.points import Point, Shape, Skipping
+from nearlm.files import Json
 from nearlm.index import DEFAULT, PAPER_K
 from nearlm.indexing import build_index
 from nearlm.mix import mix, perplexity
@@ -47,7 +49,7 @@ from nearlm.tune import Point as Setting
 from nearlm.tune import best_setting, best_settings, save_settings
 
 KS = (1024, 512, 256, 128)
-VANILLA, FINAL = "vanilla", "final"  # notes of a job
+FINAL, _VANILLA = "final", "vanilla"  # notes of a job
 
 
 class Bench:
@@ -80,7 +82,7 @@ class Bench:
     @cached_property
     def log_vanilla(self) -> npt.NDArray[np.float64]:
         """What the paper's kNN-LM gives every token, as it was tuned."""
-        (found,) = self.job.state(VANILLA)["points"]
+        (found,) = self.job.state(_VANILLA)["points"]
         log_lm = np.asarray(self.traced.logp, np.float64)
         return mix(log_lm, self.paper_trace.log_p_knn(found["temperature"]), found["lam"])
 
@@ -96,9 +98,9 @@ class Bench:
 
         def measured() -> list[Point]:
             trace = self.paper_trace
-            return [self.point(VANILLA, self.store, self.whole, trace.retriever, best_setting(trace))]
+            return [self.point(_VANILLA, self.store, self.whole, trace.retriever, best_setting(trace))]
 
-        return self.noted(VANILLA, measured)[0]
+        return self.noted(_VANILLA, measured)[0]
 
     def measure(self, shape: Shape, nprobes: Sequence[int]) -> list[Point]:
         """Measure a store of this shape with different numbers of lists, and of neighbours."""
@@ -140,7 +142,7 @@ class Bench:
             described = judged(trained.network, examples, split, Training().objective, point.lam)
             adaptor = Adaptor(trained.network, {**described, "settings": asdict(settings)}, ngrams)
             held = described["held_out"]
-            trial = Trial(self, adaptor, trace)
+            trial = _Trial(self, adaptor, trace)
             known = {
                 "ratios": [value / held["constant"] for value in held["curve"]],
                 "margin": self.margin(trial.logp(0.0)),
@@ -199,8 +201,40 @@ class Bench:
         save_settings(retriever, best_setting(trace), self.traced.text)
         return final
 
+    def adapted(
+        self, final: Datastore, best: Point, budget: float, train: Callable[[Datastore], Adaptor]
+    ) -> tuple[Point, Json]:
+        """Train an adaptor for a chosen store and choose how much it skips; tell also of the tokens held out from it.
 
-class Trial:
+        That is the largest share whose perplexity surely stays within the budget (by two standard errors of the
+        difference) on the tokens that were held out, and, since these are few, on the whole text.
+        """
+        adaptor = train(final)
+        held = split_rows(self.traced.text.documents, adaptor.described["training"]["seed"]).held
+        trace = trace_search(self.traced, adaptor.settings.retriever(final), best.k, self.reporter)
+        trial = _Trial(self, adaptor, trace)
+        shares = SHARES[:-1] if len(held) >= TRUSTED_TOKENS else SHARES[:0]
+        skip = max((float(share) for share in shares if trial.within(share, budget, held, slice(None))), default=0.0)
+        there, value = perplexity(self.log_vanilla[held]), perplexity(trial.logp(skip)[held])
+        found = adaptor.described["held_out"]
+        held_out = {"tokens": len(held), "vanilla": there, "constant": found["constant"], "nlm": found["nlm"]}
+        point = replace(
+            best,
+            label=f"{best.label}, skip {skip:.0%}",
+            perplexity=value,
+            beyond=value - there,
+            margin=0.0,
+            microseconds=1e6 * adaptor_seconds(adaptor, self.traced) + (1 - skip) * best.microseconds,
+            index_bytes=best.index_bytes + adaptor.bytes,
+            adaptor=True,
+            learned=adaptor.learned,
+            skip=skip,
+            sure=bool(len(shares)) and trial.within(skip, budget, held, slice(None)),
+        )
+        return point, held_out
+
+
+class _Trial:
     """What an adaptor makes of every token of the validation text, next to what the vanilla kNN-LM does."""
 
     def __init__(self, bench: Bench, adaptor: Adaptor, trace: Trace):

@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 
 from nearlm import files
-from nearlm.adapting import TRUSTED_TOKENS
 from nearlm.adaptor import Adaptor
-from nearlm.adaptor_training import SHARES, split_rows
 from nearlm.datastore import DERIVE_JOB, MANIFEST, Datastore
 from nearlm.errors import OptionError, StoreError
-from nearlm.experiments.bench import FINAL, Bench, Trial
-from nearlm.experiments.measuring import PAPER, SMALL, adaptor_seconds, unbeaten
+from nearlm.experiments.bench import FINAL, Bench
+from nearlm.experiments.measuring import PAPER, SMALL, unbeaten
 from nearlm.experiments.points import Choice, Goal, Point, Shape, cheapest, estimates, explained, preferred
 from nearlm.fetch import store_folder
 from nearlm.files import Json
@@ -30,7 +28,7 @@ from nearlm.index import DEFAULT, PAPER_K
 from nearlm.lm import LM
 from nearlm.mix import perplexity
 from nearlm.progress import Reporter, duration, size
-from nearlm.trace import Reading, read_text, room_for_traces, trace_lm, trace_search
+from nearlm.trace import Reading, read_text, room_for_traces, trace_lm
 from nearlm.writing import refuse_foreign
 
 DIMS = (192, 128, 64)
@@ -148,7 +146,7 @@ def _choose(bench: Bench, budget: float, folder: Path, train: Callable[[Datastor
         if refused and best != plain:
             gated.append(Point(**refused["point"]))
             continue
-        found, held_out = _adapted(bench, bench.final(best, folder), best, budget, train)
+        found, held_out = bench.adapted(bench.final(best, folder), best, budget, train)
         gated.append(found)
         if preferred(found, plain, goal.target):
             chosen = found
@@ -201,40 +199,3 @@ def _explored(bench: Bench, whole: list[Point], goal: Goal) -> list[Point]:
             measure(shape, nprobe)
             attempts += 1
     return points
-
-
-def _adapted(
-    bench: Bench,
-    final: Datastore,
-    best: Point,
-    budget: float,
-    train: Callable[[Datastore], Adaptor],
-) -> tuple[Point, Json]:
-    """Train an adaptor for a chosen store and choose how much it skips.
-
-    That is the largest share whose perplexity surely stays within the budget (by two standard errors of the difference)
-    on the tokens that were held out, and, since these are few, on the whole text.
-    """
-    adaptor = train(final)
-    held = split_rows(bench.traced.text.documents, adaptor.described["training"]["seed"]).held
-    trace = trace_search(bench.traced, adaptor.settings.retriever(final), best.k, bench.reporter)
-    trial = Trial(bench, adaptor, trace)
-    shares = SHARES[:-1] if len(held) >= TRUSTED_TOKENS else SHARES[:0]
-    skip = max((float(share) for share in shares if trial.within(share, budget, held, slice(None))), default=0.0)
-    there, value = perplexity(bench.log_vanilla[held]), perplexity(trial.logp(skip)[held])
-    found = adaptor.described["held_out"]
-    held_out = {"tokens": len(held), "vanilla": there, "constant": found["constant"], "nlm": found["nlm"]}
-    point = replace(
-        best,
-        label=f"{best.label}, skip {skip:.0%}",
-        perplexity=value,
-        beyond=value - there,
-        margin=0.0,
-        microseconds=1e6 * adaptor_seconds(adaptor, bench.traced) + (1 - skip) * best.microseconds,
-        index_bytes=best.index_bytes + adaptor.bytes,
-        adaptor=True,
-        learned=adaptor.learned,
-        skip=skip,
-        sure=bool(len(shares)) and trial.within(skip, budget, held, slice(None)),
-    )
-    return point, held_out

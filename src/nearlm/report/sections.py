@@ -121,7 +121,24 @@ def _main(found: Json, paper: dict[str, Json]) -> Section:
         if paper
         else ""
     )
-    measured = any(row["end_to_end"] for row in found["rows"])
+    lead = (
+        f"<p>Every row is the same language model on the same {found['tokens']:,} test tokens. The first has no "
+        "memory; the second has one as the paper describes it. Each row below adds one remedy that makes the memory "
+        "cheaper, and the last has all of them. A good row has a low perplexity and nearly the first row’s speed.</p>\n"
+        + markup.table("Perplexity and speed on the test text", "Model", columns, rows)
+        + _how_timed(found)
+        + f'\n<dl class="terms">{terms}</dl>\n'
+        + beside
+    )
+    return Section(
+        "main", "What the memory gives, and what it takes", lead, _main_pictures(found), rest=_settings(found)
+    )
+
+
+def _how_timed(found: Json) -> str:
+    """Say what the stars of a table mean, if there are any."""
+    if not any(row["end_to_end"] for row in found["rows"]):
+        return ""
     alone = found.get("rounds", {}).get(NLM, [])
     rounds = (
         f", in {len(alone)} short rounds and compared within each (the language model alone: "
@@ -129,21 +146,9 @@ def _main(found: Json, paper: dict[str, Json]) -> Section:
         if len(alone) > 1
         else ""
     )
-    star = (
+    return (
         f'<p class="note">* timed from end to end{rounds}; the other speeds are put together from the times of '
         "their parts.</p>"
-    )
-    lead = (
-        f"<p>Every row is the same language model on the same {found['tokens']:,} test tokens. The first has no "
-        "memory; the second has one as the paper describes it. Each row below adds one remedy that makes the memory "
-        "cheaper, and the last has all of them. A good row has a low perplexity and nearly the first row’s speed.</p>\n"
-        + markup.table("Perplexity and speed on the test text", "Model", columns, rows)
-        + (star if measured else "")
-        + f'\n<dl class="terms">{terms}</dl>\n'
-        + beside
-    )
-    return Section(
-        "main", "What the memory gives, and what it takes", lead, _main_pictures(found), rest=_settings(found)
     )
 
 
