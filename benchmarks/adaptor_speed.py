@@ -15,14 +15,14 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from nearlm.adaptor import Adaptor
-from nearlm.adaptor_network import scalar_columns
-from nearlm.datastore import Datastore
-from nearlm.knnlm import load_lm
-from nearlm.lm import _log_probability, _statistics
-from nearlm.ngrams import last_tokens
-from nearlm.trace import SCORE_BATCH_TOKENS, Reading, read_text
-from nearlm.windows import fill_batch, plan_batches
+from nearlm.knnlm.knnlm import load_lm
+from nearlm.mixing.adaptor import Adaptor
+from nearlm.mixing.adaptor_network import scalar_columns
+from nearlm.mixing.ngrams import last_tokens
+from nearlm.mixing.traces import SCORE_BATCH_TOKENS, Reading, read_text
+from nearlm.model.lm import _log_probability, _statistics
+from nearlm.store.datastore import Datastore
+from nearlm.text.windows import fill_batch, plan_batches
 
 _ROWS = 512
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nearlm.buildplan import BATCH_TOKENS, WINDOW
-from nearlm.datastore import Datastore
-from nearlm.extract import build
-from nearlm.lm import LM
-from nearlm.windows import Batch, fill_batch, plan_batches, plan_windows
+from nearlm.model.lm import LM
+from nearlm.store.build import build
+from nearlm.store.datastore import Datastore
+from nearlm.store.plan import BATCH_TOKENS, WINDOW
+from nearlm.text.windows import Batch, fill_batch, plan_batches, plan_windows
 
 
 def main() -> None:

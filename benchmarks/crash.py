@@ -25,10 +25,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from nearlm import columns, tokenise
-from nearlm.datastore import Datastore
-from nearlm.errors import StoreError
-from nearlm.extract import build
+from nearlm.base import columns
+from nearlm.base.errors import StoreError
+from nearlm.store.build import build
+from nearlm.store.datastore import Datastore
+from nearlm.text import tokens as tokenise
 
 OPTIONS = {"window": 32, "batch_tokens": 64, "shard_records": 1000}
 

@@ -16,9 +16,9 @@ import time
 
 import numpy as np
 
-from nearlm import rescore
-from nearlm.datastore import Datastore
-from nearlm.retrieve import Retriever
+from nearlm.search import rescoring as rescore
+from nearlm.search.retriever import Retriever
+from nearlm.store.datastore import Datastore
 
 
 def forget(store: Datastore) -> None:

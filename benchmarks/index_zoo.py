@@ -21,8 +21,12 @@ from pathlib import Path
 import faiss
 import numpy as np
 
-from nearlm.datastore import Datastore
-from nearlm.index import (
+from nearlm.base.progress import Reporter
+from nearlm.knnlm.knnlm import load_lm
+from nearlm.mixing.equations import log_p_knn, mix, perplexity
+from nearlm.mixing.traces import Reading, read_text, trace_lm
+from nearlm.mixing.tuning import LAMBDAS
+from nearlm.search.index import (
     IndexSpec,
     SearchIndex,
     choose_index,
@@ -34,12 +38,8 @@ from nearlm.index import (
     train_index,
     write_parts,
 )
-from nearlm.knnlm import load_lm
-from nearlm.linear import linear_transform, matrix, principal_axes
-from nearlm.mix import log_p_knn, mix, perplexity
-from nearlm.progress import Reporter
-from nearlm.trace import Reading, read_text, trace_lm
-from nearlm.tune import LAMBDAS
+from nearlm.search.linear import linear_transform, matrix, principal_axes
+from nearlm.store.datastore import Datastore
 
 TEMPERATURES = tuple(np.geomspace(0.5, 256, 19).round(3))
 Search = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from nearlm.datastore import Datastore
-from nearlm.evaluate import Evaluation, evaluate_tokens
-from nearlm.experiments.measuring import searches_per_second
-from nearlm.indexing import build_index
-from nearlm.knnlm import KNNLM, load_lm
-from nearlm.progress import Reporter
-from nearlm.retrieve import Retriever
-from nearlm.trace import Reading, read_text, trace_lm, trace_search
-from nearlm.tune import KS, tune, tune_traces
+from nearlm.base.progress import Reporter
+from nearlm.knnlm.evaluation import Evaluation, evaluate_tokens
+from nearlm.knnlm.knnlm import KNNLM, load_lm
+from nearlm.mixing.traces import Reading, read_text, trace_lm, trace_search
+from nearlm.mixing.tuning import KS, tune, tune_traces
+from nearlm.optimizer.measuring import searches_per_second
+from nearlm.search.indexing import build_index
+from nearlm.search.retriever import Retriever
+from nearlm.store.datastore import Datastore
 
 REPORTER = Reporter()
 
@@ -117,7 +117,7 @@ def row(label: str, runs: list[Evaluation], model: KNNLM) -> dict[str, Any]:
 
 def perplexity_by_k(store: Datastore, trace: Any, tuning: Any) -> list[dict[str, float]]:
     """Return the test perplexity of vanilla for each k, with λ and T tuned for that k on validation."""
-    from nearlm.mix import mix, perplexity
+    from nearlm.mixing.equations import mix, perplexity
 
     searched = trace_search(trace, Retriever(store, "paper"), 1024, REPORTER)
     points = {point.k: point for point in tuning.by_k}

@@ -63,7 +63,7 @@ def parse() -> argparse.Namespace:
 
 def loop(records: int, k: int) -> dict[str, float]:
     """Time the merge loop, and compare it with the plain one, both on the same fewer records, by processor time."""
-    from nearlm.prune.merge import merge
+    from nearlm.shrink.merging import merge
 
     def merged(neighbors: np.ndarray, values: np.ndarray, order: np.ndarray) -> int:
         return merge(neighbors, k, values, order)[1]
@@ -120,11 +120,11 @@ def plain(neighbors: Any, values: Any, order: Any) -> int:
 
 def search(records: int, dim: int, k: int, code: str) -> dict[str, float]:
     """Time the self-search of a store and FAISS's search of the same vectors, the best of three each."""
-    from nearlm import files
-    from nearlm.index import faiss_index
-    from nearlm.indexing import build_index
-    from nearlm.progress import Reporter
-    from nearlm.prune.neighbors import saved_neighbors
+    from nearlm.base import files
+    from nearlm.base.progress import Reporter
+    from nearlm.search.index import faiss_index
+    from nearlm.search.indexing import build_index
+    from nearlm.shrink.neighbors import saved_neighbors
     from synthetic import make_store
 
     with tempfile.TemporaryDirectory(prefix="nearlm-merge-") as name:

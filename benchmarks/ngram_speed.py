@@ -16,8 +16,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from nearlm.arrays import ShardedArray
-from nearlm.ngrams import build_ngrams, last_tokens
+from nearlm.base.arrays import ShardedArray
+from nearlm.mixing.ngrams import build_ngrams, last_tokens
 
 
 def corpus(tokens: int, vocabulary: int = 49_152) -> tuple[np.ndarray, np.ndarray]:

@@ -69,11 +69,11 @@ def in_a_process(**arguments: object) -> dict[str, float]:
 
 def measure(step: str, folder: str, **options: int) -> dict[str, float]:
     """Do one step, watching this process's own memory."""
-    from nearlm.datastore import Datastore
-    from nearlm.files import remove
-    from nearlm.indexing import build_index
-    from nearlm.prune.pruning import prune_store
-    from nearlm.reduce import reduce_store
+    from nearlm.base.files import remove
+    from nearlm.search.indexing import build_index
+    from nearlm.shrink.pruning import prune_store
+    from nearlm.shrink.reduction import reduce_store
+    from nearlm.store.datastore import Datastore
 
     path, out = Path(folder) / "store", Path(folder) / step
     started = time.monotonic()

@@ -19,7 +19,7 @@ from pathlib import Path
 import faiss
 import numpy as np
 
-from nearlm.index import choose_index, empty_index, read_parts, sample_size, train_index, write_parts
+from nearlm.search.index import choose_index, empty_index, read_parts, sample_size, train_index, write_parts
 
 DIM, CLUSTERS, BLOCK, QUERIES, K = 256, 20_000, 1 << 15, 500, 256
 

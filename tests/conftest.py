@@ -76,7 +76,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer) -> Path:
 
 @pytest.fixture(scope="session")
 def lm(model_folder: Path):
-    from nearlm.lm import LM
+    from nearlm.model.lm import LM
 
     return LM.load(str(model_folder))
 
@@ -117,10 +117,10 @@ def nearlm(monkeypatch, capfd):
 @pytest.fixture
 def quick_paper_index(monkeypatch):
     """Give the paper's index codes of 4 bits, which are trained at once."""
-    monkeypatch.setattr("nearlm.index.paper_code_bytes", lambda dim: "4x4")
+    monkeypatch.setattr("nearlm.search.index.paper_code_bytes", lambda dim: "4x4")
 
 
 @pytest.fixture
 def quick_timing(monkeypatch):
     """Let experiments time no longer than they must."""
-    monkeypatch.setattr("nearlm.experiments.measuring._SECONDS", 0.0)
+    monkeypatch.setattr("nearlm.optimizer.measuring._SECONDS", 0.0)

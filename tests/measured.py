@@ -2,10 +2,10 @@
 
 import math
 
-from nearlm.experiments.ablate import PAPER_ROWS, SHARES, Ablation
-from nearlm.experiments.sweep import Sweep, SweepPoint, pareto_front
-from nearlm.files import Json
-from nearlm.results import MainTable, Row
+from nearlm.base.files import Json
+from nearlm.paper.ablation import PAPER_ROWS, SHARES, Ablation
+from nearlm.paper.results import MainTable, Row
+from nearlm.paper.sweep import Sweep, SweepPoint, pareto_front
 
 RECORDS, DIM = 1_048_576, 576
 _VANILLA, _NLM = 9.21, 16.89

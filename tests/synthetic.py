@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from nearlm import files
-from nearlm.arrays import ArrayFile
-from nearlm.datastore import FORMAT, PROBE, Datastore, describe, shard_files, write_manifest
-from nearlm.tokenise import Segment
+from nearlm.base import files
+from nearlm.base.arrays import ArrayFile
+from nearlm.store.datastore import FORMAT, PROBE, Datastore, describe, shard_files, write_manifest
+from nearlm.text.tokens import Segment
 
 
 def make_store(

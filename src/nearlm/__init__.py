@@ -20,34 +20,34 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from nearlm.adaptor import Adaptor
-    from nearlm.attaching import attach
-    from nearlm.datastore import Datastore
-    from nearlm.errors import NearLMError
-    from nearlm.extract import build
-    from nearlm.index import faiss_index
-    from nearlm.indexing import build_index
-    from nearlm.knnlm import KNNLM
-    from nearlm.lm import LM
-    from nearlm.pretrained import ModelSpec
-    from nearlm.prune.pruning import prune_store
-    from nearlm.reduce import reduce_store
-    from nearlm.retrieve import Retriever
+    from nearlm.base.errors import NearLMError
+    from nearlm.knnlm.attachment import attach
+    from nearlm.knnlm.knnlm import KNNLM
+    from nearlm.mixing.adaptor import Adaptor
+    from nearlm.model.lm import LM
+    from nearlm.model.pretrained import ModelSpec
+    from nearlm.search.index import faiss_index
+    from nearlm.search.indexing import build_index
+    from nearlm.search.retriever import Retriever
+    from nearlm.shrink.pruning import prune_store
+    from nearlm.shrink.reduction import reduce_store
+    from nearlm.store.build import build
+    from nearlm.store.datastore import Datastore
 
 _HOMES = {
-    "KNNLM": "knnlm",
-    "LM": "lm",
-    "Adaptor": "adaptor",
-    "Datastore": "datastore",
-    "ModelSpec": "pretrained",
-    "NearLMError": "errors",
-    "Retriever": "retrieve",
-    "attach": "attaching",
-    "build": "extract",
-    "build_index": "indexing",
-    "faiss_index": "index",
-    "prune_store": "prune.pruning",
-    "reduce_store": "reduce",
+    "KNNLM": "knnlm.knnlm",
+    "LM": "model.lm",
+    "Adaptor": "mixing.adaptor",
+    "Datastore": "store.datastore",
+    "ModelSpec": "model.pretrained",
+    "NearLMError": "base.errors",
+    "Retriever": "search.retriever",
+    "attach": "knnlm.attachment",
+    "build": "store.build",
+    "build_index": "search.indexing",
+    "faiss_index": "search.index",
+    "prune_store": "shrink.pruning",
+    "reduce_store": "shrink.reduction",
 }
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from nearlm import __version__
-from nearlm.errors import NearLMError
+from nearlm.base.errors import NearLMError
 
 _GOES_ON = {"build", "reduce", "prune", "index", "tune", "adapt", "ablate", "sweep", "optimize", "demo", "reproduce"}
 app = typer.Typer(

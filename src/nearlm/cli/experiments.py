@@ -53,10 +53,10 @@ def ablate(
     """Take an adaptor apart on a test text: masks, weights, features, objectives."""
     from pathlib import Path
 
-    from nearlm import report
-    from nearlm.datastore import Datastore
-    from nearlm.experiments.ablate import ablate as take_apart
-    from nearlm.progress import Reporter
+    from nearlm.base.progress import Reporter
+    from nearlm.paper import report
+    from nearlm.paper.ablation import ablate as take_apart
+    from nearlm.store.datastore import Datastore
 
     if figure:
         report.check_figure(Path(figure))
@@ -102,10 +102,10 @@ def sweep_store(
     """Vary one thing of a store and measure what it costs."""
     from pathlib import Path
 
-    from nearlm import report
-    from nearlm.datastore import Datastore
-    from nearlm.experiments.sweep import sweep
-    from nearlm.progress import Reporter
+    from nearlm.base.progress import Reporter
+    from nearlm.paper import report
+    from nearlm.paper.sweep import sweep
+    from nearlm.store.datastore import Datastore
 
     if figure:
         report.check_figure(Path(figure))
@@ -148,9 +148,9 @@ def optimize_store(
       nearlm optimize mystore --text valid/ --out fast
       nearlm eval fast --text test/
     """
-    from nearlm.datastore import Datastore
-    from nearlm.experiments.optimize import optimize
-    from nearlm.progress import Reporter
+    from nearlm.base.progress import Reporter
+    from nearlm.optimizer.optimize import optimize
+    from nearlm.store.datastore import Datastore
 
     opened = Datastore.open(store)
     lm = load_model(opened, model, device, dtype, trust_remote_code)
@@ -170,8 +170,8 @@ def demo(
     Builds a store, tunes, merges, reduces, trains the adaptor, and shows the paper's main table and a continuation with
     and without the memory. Interrupted at any moment, the same command goes on where it stopped.
     """
-    from nearlm.experiments.reproduce import DEMO_PARTS
-    from nearlm.experiments.settings import DEMO, sized
+    from nearlm.paper.reproduction import DEMO_PARTS
+    from nearlm.paper.settings import DEMO, sized
 
     _reproduce(sized(DEMO, max_tokens), out, DEMO_PARTS, quiet)
 
@@ -194,8 +194,8 @@ def reproduce(
 
     Interrupted at any moment, the same command goes on where it stopped.
     """
-    from nearlm.experiments.reproduce import ALL_PARTS
-    from nearlm.experiments.settings import changed, find_setting, sized
+    from nearlm.paper.reproduction import ALL_PARTS
+    from nearlm.paper.settings import changed, find_setting, sized
 
     chosen = changed(find_setting(setting), model=model, train=train, valid=valid, test=test)
     _reproduce(sized(chosen, max_tokens), out, ALL_PARTS, quiet, finetune_tokens)
@@ -205,9 +205,9 @@ def _reproduce(setting: Any, out: str, parts: Any, quiet: bool, finetune_tokens:
     """Run a setting and show what it found."""
     from pathlib import Path
 
-    from nearlm.experiments.reproduce import Reproduction
-    from nearlm.progress import Reporter
-    from nearlm.report import check_figure, write_report
+    from nearlm.base.progress import Reporter
+    from nearlm.paper.report import check_figure, write_report
+    from nearlm.paper.reproduction import Reproduction
 
     Path(out).mkdir(parents=True, exist_ok=True)
     check_figure(Path(out) / "figure.png")

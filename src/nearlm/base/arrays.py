@@ -1,0 +1,109 @@
+"""Arrays that lie on disk in several `.npy` files and are read as one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearlm.base import files
+from nearlm.base.errors import StoreError
+
+
+@dataclass(frozen=True)
+class ArrayFile:
+    """An `.npy` file as it must be: its path, element type and shape."""
+
+    path: Path
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def header(self) -> bytes:
+        """The bytes the file begins with."""
+        return files.npy_header(self.dtype, self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """The file's size."""
+        return files.NPY_HEADER + int(np.prod(self.shape)) * self.dtype.itemsize
+
+    @property
+    def sound(self) -> bool:
+        """Whether the file is there in its full size."""
+        return self.path.exists() and self.path.stat().st_size == self.bytes
+
+    def check(self) -> None:
+        """Refuse a file that is missing, cut, or of another type or shape."""
+        if not self.path.is_file():
+            raise StoreError(f"{self.path} is missing; restore it, or build the store again")
+        size = self.path.stat().st_size
+        if size != self.bytes:
+            raise StoreError(f"{self.path} has {size:,} bytes, expected {self.bytes:,}; restore it or build again")
+        with open(self.path, "rb") as file:
+            if file.read(files.NPY_HEADER) != self.header:
+                raise StoreError(f"{self.path} has a damaged header, expected {self.dtype} {list(self.shape)}")
+
+    def open(self) -> npt.NDArray[Any]:
+        """Map the file into memory, read-only."""
+        return np.memmap(self.path, self.dtype, "r", files.NPY_HEADER, self.shape)
+
+
+class ShardedArray:
+    """Several arrays as one along their first axis; slices and `take` read from disk only what they return."""
+
+    def __init__(self, shards: Sequence[npt.NDArray[Any]]):
+        self.shards = list(shards)
+        self._ends = np.cumsum([len(shard) for shard in self.shards])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of an element."""
+        return self.shards[0].dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole."""
+        return (len(self), *self.shards[0].shape[1:])
+
+    def __getitem__(self, item: int | slice) -> Any:
+        if isinstance(item, slice):
+            start, stop, step = item.indices(len(self))
+            if step != 1:
+                return self.take(np.arange(start, stop, step))
+            return self._range(start, max(start, stop))
+        return self.take(np.array([item]))[0]
+
+    def take(self, ids: npt.ArrayLike) -> npt.NDArray[Any]:
+        """Return the elements at `ids`, in their order; each shard is read once, front to back."""
+        wanted = np.asarray(ids)
+        if wanted.size and wanted.dtype.kind not in "iu":
+            raise TypeError(f"ids are {wanted.dtype}, expected integers (for a mask use np.flatnonzero)")
+        wanted = wanted.astype(np.int64)
+        flat = wanted.reshape(-1)
+        if flat.size and not -len(self) <= flat.min() <= flat.max() < len(self):
+            raise IndexError(f"ids {flat.min()} to {flat.max()} are outside 0 to {len(self) - 1}")
+        unique, inverse = np.unique(np.where(flat < 0, flat + len(self), flat), return_inverse=True)
+        found = np.empty((len(unique), *self.shape[1:]), self.dtype)
+        cuts = np.searchsorted(unique, np.concatenate(([0], self._ends)))
+        for shard, end, begin, stop in zip(self.shards, self._ends, cuts[:-1], cuts[1:], strict=True):
+            if begin < stop:
+                found[begin:stop] = shard[unique[begin:stop] - (end - len(shard))]
+        return found[inverse].reshape((*wanted.shape, *self.shape[1:]))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.asarray(self[:], dtype)
+
+    def _range(self, start: int, stop: int) -> npt.NDArray[Any]:
+        out = np.empty((stop - start, *self.shape[1:]), self.dtype)
+        for shard, end in zip(self.shards, self._ends, strict=True):
+            first = end - len(shard)
+            low, high = max(start, first), min(stop, end)
+            if low < high:
+                out[low - start : high - start] = shard[low - first : high - first]
+        return out

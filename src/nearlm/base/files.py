@@ -1,0 +1,246 @@
+"""Files that survive a kill: atomic writes, checksums, a folder lock, and jobs that go on where they stopped.
+
+Every change that a store makes on disk goes through the functions of this module, so that a test
+can stop the program at any one of them.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from nearlm.base.errors import StoreError
+
+Json = dict[str, Any]
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES)
+NPY_HEADER = 128  # bytes: the same for every array, so that a length can be filled in later
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`, whole or not at all, also after a power cut."""
+    part = path.with_name(path.name + ".part")
+    with open(part, "wb") as file:
+        append(file, data)
+        sync(file)
+    replace(part, path)
+
+
+def write_array(path: Path, dtype: npt.DTypeLike, shape: tuple[int, ...], parts: Iterable[npt.NDArray[Any]]) -> None:
+    """Replace `path` by an `.npy` file made of parts, whole or not at all; only one part is held at a time."""
+    part = path.with_name(path.name + ".part")
+    with open(part, "wb") as file:
+        append(file, npy_header(dtype, shape))
+        for rows in parts:
+            append(file, np.ascontiguousarray(rows, dtype).data)
+        sync(file)
+    replace(part, path)
+
+
+def sync_file(path: Path) -> None:
+    """Put a file that somebody else wrote on the disk itself."""
+    with open(path, "r+b") as file:
+        sync(file)
+
+
+def write_json(path: Path, value: Json) -> None:
+    """Replace `path` by `value` as JSON, whole or not at all."""
+    write_bytes(path, json_bytes(value))
+
+
+def json_bytes(value: Json) -> bytes:
+    """Return the bytes that `write_json` writes; a file name that is no UTF-8 (lone surrogates) passes through."""
+    return json.dumps(value, indent=1, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+
+
+def read_json(path: Path) -> Json:
+    """Read one JSON object; anything else is an error that names the file."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path} is not valid JSON ({error}); the file is damaged") from None
+    if not isinstance(value, dict):
+        raise StoreError(f"{path} holds a JSON {type(value).__name__}, expected an object; the file is damaged")
+    return value
+
+
+def write_stamped(path: Path, value: Json) -> None:
+    """Replace `path` by `value` as JSON with a checksum of its own."""
+    value = {name: item for name, item in value.items() if name != "checksum"}
+    write_json(path, {**value, "checksum": canonical_hash(value)})
+
+
+def read_stamped(path: Path) -> Json:
+    """Read what `write_stamped` wrote; a file that was damaged or edited is an error."""
+    value = read_json(path)
+    unstamped = {name: item for name, item in value.items() if name != "checksum"}
+    if json_bytes(value) != path.read_bytes() or canonical_hash(unstamped) != value.get("checksum"):
+        raise StoreError(f"{path} does not match its own checksum; it was damaged or edited by hand")
+    return value
+
+
+def replace(source: Path, target: Path) -> None:
+    """Rename `source` over `target` and make the rename durable."""
+    source.replace(target)
+    _sync_folder(target.parent)
+
+
+def append(file: BinaryIO, data: bytes | memoryview) -> None:
+    """Write `data` at the end of `file`."""
+    file.write(data)
+
+
+def write_at(file: BinaryIO, data: bytes | memoryview, offset: int) -> None:
+    """Write `data` into `file` at `offset`, past any buffering."""
+    view = memoryview(data).cast("B")
+    while view:
+        written = os.pwrite(file.fileno(), view, offset)
+        view, offset = view[written:], offset + written
+
+
+def sync(file: BinaryIO) -> None:
+    """Put what was written to `file` on the disk itself."""
+    file.flush()
+    getattr(os, "fdatasync", os.fsync)(file.fileno())  # macOS has no fdatasync
+
+
+def allocate(path: Path, header: bytes, size: int) -> None:
+    """Make `path` a file of `size` bytes that begins with `header`, with its disk space reserved."""
+    with open(path, "wb") as file:
+        append(file, header)
+        file.flush()
+        if size > len(header):
+            _reserve(file, size)
+        sync(file)
+    _sync_folder(path.parent)
+
+
+def truncate(path: Path, size: int) -> None:
+    """Cut `path` down to `size` bytes."""
+    os.truncate(path, size)
+
+
+def link(source: Path, target: Path) -> None:
+    """Give a file that never changes a second name, or copy it where the file system has no hard links."""
+    if target.exists() and target.stat().st_size == source.stat().st_size:
+        return
+    part = target.with_name(target.name + ".part")
+    remove(part)
+    try:
+        part.hardlink_to(source)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with open(source, "rb") as old, open(part, "wb") as new:
+            shutil.copyfileobj(old, new, 1 << 20)
+            sync(new)
+    replace(part, target)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def checksum(path: Path) -> str:
+    """Return the sha256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def canonical_hash(value: Any) -> str:
+    """Return the sha256 of a JSON value that does not depend on the order of its keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def npy_header(dtype: npt.DTypeLike, shape: tuple[int, ...]) -> bytes:
+    """Return the header of an `.npy` file (format 1.0), always `NPY_HEADER` bytes long."""
+    plain = tuple(int(length) for length in shape)
+    fields = f"{{'descr': '{np.dtype(dtype).str}', 'fortran_order': False, 'shape': {plain}, }}"
+    return (
+        b"\x93NUMPY\x01\x00" + (NPY_HEADER - 10).to_bytes(2, "little") + fields.encode().ljust(NPY_HEADER - 11) + b"\n"
+    )
+
+
+@contextlib.contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Hold the one writer's lock of `folder`; the lock goes away with the process."""
+    with open(folder / ".lock", "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            raise StoreError(f"another nearlm process is writing to {folder}; wait for it or stop it") from None
+        yield
+
+
+class Job:
+    """A long job in a folder that goes on after a kill.
+
+    The job has a plan, which must be the same each time, and steps; what is noted of a step
+    (how far it got, or its result) is there again after a kill. `close` forgets all of it.
+    """
+
+    def __init__(self, folder: Path, name: str):
+        self.folder = folder / f"{name}.job"
+
+    @property
+    def started(self) -> bool:
+        """Whether an earlier run left its plan here."""
+        return (self.folder / "plan.json").exists()
+
+    def plan(self) -> Json:
+        """Return the plan that the job was begun with."""
+        return read_json(self.folder / "plan.json")
+
+    def begin(self, plan: Json) -> None:
+        """Note the plan of a new job."""
+        remove(self.folder)
+        self.folder.mkdir(parents=True)
+        write_json(self.folder / "plan.json", plan)
+
+    def note(self, step: str, state: Json) -> None:
+        """Remember the state of a step."""
+        write_json(self.folder / f"{step}.json", state)
+
+    def state(self, step: str) -> Json:
+        """Return what was last noted of a step, empty if nothing was."""
+        path = self.folder / f"{step}.json"
+        return read_json(path) if path.exists() else {}
+
+    def close(self) -> None:
+        """Forget the job; the plan goes first, so that a kill in between leaves no job."""
+        remove(self.folder / "plan.json")
+        remove(self.folder)
+
+
+def _reserve(file: BinaryIO, size: int) -> None:
+    try:
+        os.posix_fallocate(file.fileno(), 0, size)
+    except AttributeError:  # macOS
+        os.ftruncate(file.fileno(), size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+        os.ftruncate(file.fileno(), size)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

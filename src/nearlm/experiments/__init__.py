@@ -1,1 +1,0 @@
-"""Experiments: what the paper's tables and figures show, on any store and text."""

@@ -1,0 +1,1 @@
+"""The LM with its memory: score, explain, generate, attach, evaluate."""

@@ -1,0 +1,94 @@
+"""The tokens that a model has read so far, also those of which only its key-value cache knows.
+
+The tokens are kept with the cache itself, and follow it when its rows are reordered, repeated or selected (beam search)
+and when it is cropped, reset or copied.
+"""
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearlm.base.errors import ModelError
+from nearlm.mixing.ngrams import MAX_N, Tokens
+
+_KEPT = "_nearlm_history"
+_CACHES = ("past_key_values", "cache_params")
+_FOLLOWED: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "reorder_cache": lambda history, rows: history[rows.to(history.device)],
+    "batch_select_indices": lambda history, rows: history[rows.to(history.device)],
+    "batch_repeat_interleave": lambda history, times: history.repeat_interleave(times, 0),
+}
+
+
+def read_history(ids: Tensor | None, arguments: dict[str, Any]) -> Tensor:
+    """Return all tokens up to the new `ids`, [rows, past + new], with -1 for padding, before a forward pass."""
+    if ids is None:
+        raise ModelError("the adaptor looks at tokens, but the model was given inputs_embeds; give it input_ids")
+    cache = _cache_of(arguments)
+    past = 0 if cache is None else int(cache.get_seq_length())
+    before = ids[:, :0]
+    if past:
+        kept = getattr(cache, _KEPT, None)
+        if kept is None or kept.shape[1] < past or len(kept) != len(ids):
+            raise ModelError(
+                f"the cache holds {past} tokens that were read without the adaptor, which must see them; "
+                "begin with an empty cache"
+            )
+        before = kept[:, :past].to(ids.device)
+    history = torch.cat([before, ids], 1)
+    return history.masked_fill(~_visible(arguments.get("attention_mask"), history), -1)
+
+
+def keep_history(output: Any, history: Tensor) -> None:
+    """Keep the tokens with the cache that a forward pass returned, if it did."""
+    cache = next((found for name in _CACHES if (found := getattr(output, name, None)) is not None), None)
+    if not hasattr(cache, "get_seq_length"):
+        return
+    setattr(cache, _KEPT, history)
+    for name, change in _FOLLOWED.items():
+        if hasattr(type(cache), name) and name not in vars(cache):
+            setattr(cache, name, MethodType(_following(name, change), cache))  # a method is copied with its object
+
+
+def contexts_of(history: Tensor, new: int) -> Tensor:
+    """Return the last four tokens at each of the last `new` positions, [rows, new, 4], -1 before the beginning."""
+    padded = torch.nn.functional.pad(history, (MAX_N - 1, 0), value=-1)
+    return padded.unfold(1, MAX_N, 1)[:, history.shape[1] - new :]
+
+
+def as_tokens(contexts: Tensor) -> Tokens:
+    """Return contexts as one array, [n, 4]."""
+    return contexts.reshape(-1, MAX_N).int().cpu().numpy()
+
+
+def _following(name: str, change: Callable[[Tensor, Any], Tensor]) -> Callable[[Any, Any], None]:
+    def follow(cache: Any, how: Any) -> None:
+        getattr(type(cache), name)(cache, how)
+        setattr(cache, _KEPT, change(getattr(cache, _KEPT), how))
+
+    return follow
+
+
+def _cache_of(arguments: dict[str, Any]) -> Any:
+    cache = next((found for name in _CACHES if (found := arguments.get(name)) is not None), None)
+    if cache is not None and not hasattr(cache, "get_seq_length"):
+        raise ModelError(f"the adaptor does not know caches of type {type(cache).__name__}; pass use_cache=False")
+    return cache
+
+
+def _visible(mask: Any, history: Tensor) -> Tensor:
+    """Tell which tokens are no padding: from a mask of the tokens, or from what the last position attends to."""
+    if isinstance(mask, dict):
+        mask = mask.get("full_attention", next(iter(mask.values()), None))
+    length = history.shape[1]
+    if not isinstance(mask, Tensor) or mask.shape[-1] < length:
+        return history >= 0
+    if mask.ndim == 4:
+        last = mask[:, 0, -1, :length]
+        mask = last if last.dtype == torch.bool else last == 0
+    elif mask.ndim != 2:
+        return history >= 0
+    return torch.logical_and(mask[:, :length], history >= 0)

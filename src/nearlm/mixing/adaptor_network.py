@@ -1,0 +1,181 @@
+"""The retrieval adaptor's network: features of a context → (log λ, log 1 - λ), as in the paper's appendix A.2."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from nearlm.base.errors import OptionError
+from nearlm.base.files import Json
+from nearlm.mixing.ngrams import MAX_N, Counts
+
+SCALARS = {"conf": 1, "ent": 1, "freq": MAX_N, "fert": MAX_N}
+FEATURES = ("keys", *SCALARS)
+PAPER_FEATURES = ("keys", "conf", "ent", "fert")
+DEFAULT_FEATURES = ("conf", "ent", "freq", "fert")  # on some 10,000 tokens f(c) is learned by heart
+MOST_LAMBDA = 0.999
+HIDDEN, HIDDEN_LAYERS, DROPOUT = 128, 4, 0.2
+STANDARDISE = ("all", "scalars", "none")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a network takes in: the width of f(c), the features it uses, and which of them are standardised."""
+
+    dim: int
+    features: tuple[str, ...] = PAPER_FEATURES
+    standardise: str = "all"
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.features if name not in FEATURES]
+        if unknown or not self.features or len(set(self.features)) < len(self.features):
+            got, known = ",".join(self.features), ",".join(FEATURES)
+            raise OptionError(f"--features is {got!r}, expected some of {known}, each once")
+        if self.standardise not in STANDARDISE:
+            raise OptionError(f"--standardise is {self.standardise!r}, expected one of {', '.join(STANDARDISE)}")
+
+    @property
+    def scalars(self) -> list[str]:
+        """The scalar features used, in their fixed order."""
+        return [name for name in SCALARS if name in self.features]
+
+    @property
+    def width(self) -> int:
+        """How many numbers all scalar features are."""
+        return sum(SCALARS[name] for name in self.scalars)
+
+    @property
+    def counts(self) -> bool:
+        """Whether n-grams must be looked up."""
+        return "freq" in self.features or "fert" in self.features
+
+    @property
+    def statistics(self) -> bool:
+        """Whether the LM's confidence or entropy is used."""
+        return "conf" in self.features or "ent" in self.features
+
+    def to_json(self) -> Json:
+        """Return the fields as plain values."""
+        return {**asdict(self), "features": list(self.features)}
+
+    @classmethod
+    def from_json(cls, value: Json) -> "Shape":
+        """Read what `to_json` wrote."""
+        return cls(value["dim"], tuple(value["features"]), value["standardise"])
+
+
+def scalar_columns(
+    shape: Shape,
+    count: int,
+    conf: npt.NDArray[np.floating] | None,
+    ent: npt.NDArray[np.floating] | None,
+    counts: Counts | None,
+) -> npt.NDArray[np.float32]:
+    """Put the scalar features of some contexts side by side, [count, width]; counts become log(1 + count)."""
+    columns: list[npt.NDArray[np.floating]] = [np.empty((count, 0))]
+    for name in shape.scalars:
+        if name in ("conf", "ent"):
+            column = conf if name == "conf" else ent
+            assert column is not None
+            columns.append(np.asarray(column)[:, None])
+        else:
+            assert counts is not None
+            columns.append(np.log1p(counts.frequency if name == "freq" else counts.fertility))
+    return np.concatenate(columns, axis=1).astype(np.float32)
+
+
+class AdaptorNetwork(nn.Module):
+    """MLP of an input layer, four hidden layers and an output layer; each scalar feature goes through one of its own.
+
+    A scalar feature type becomes dim // (types present) numbers by Linear-ReLU-Linear and stands beside f(c). What is
+    standardised is so with buffers that `fit` sets.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    key_mean: Tensor
+    key_scale: Tensor
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.shape, scalars = shape, shape.scalars
+        each = max(1, shape.dim // max(1, len(scalars)))
+        self.scalar = nn.ModuleDict(
+            {name: nn.Sequential(nn.Linear(SCALARS[name], each), nn.ReLU(), nn.Linear(each, each)) for name in scalars}
+        )
+        inputs = each * len(scalars) + (shape.dim if "keys" in shape.features else 0)
+        layers: list[nn.Module] = []
+        for width in (inputs, *[HIDDEN] * HIDDEN_LAYERS):
+            layers += [nn.Linear(width, HIDDEN), nn.ReLU(), nn.Dropout(DROPOUT)]
+        self.mlp = nn.Sequential(*layers, nn.Linear(HIDDEN, 2), nn.LogSoftmax(-1))
+        for name, count in (("", shape.width), ("key_", shape.dim)):
+            self.register_buffer(f"{name}mean", torch.zeros(count))
+            self.register_buffer(f"{name}scale", torch.ones(count))
+
+    def fit(self, keys: Tensor, scalars: Tensor) -> None:
+        """Learn mean and spread of what is standardised."""
+        if self.shape.standardise != "none" and self.shape.width:
+            self.mean, self.scale = scalars.mean(0), 1 / scalars.std(0, correction=0).clamp_min(1e-4)
+        if self.shape.standardise == "all" and "keys" in self.shape.features:
+            self.key_mean, self.key_scale = keys.mean(0), 1 / keys.std(0, correction=0).clamp_min(1e-4)
+
+    def begin_at(self, lam: float) -> None:
+        """Let the untrained network give about this λ everywhere."""
+        last = self.mlp[-2]
+        assert isinstance(last, nn.Linear)
+        with torch.no_grad():
+            last.weight.mul_(0.1)
+            last.bias.copy_(torch.tensor([lam, 1 - lam]).clamp(1e-3, 1).log())
+
+    def forward(self, keys: Tensor, scalars: Tensor) -> Tensor:
+        """Return (log λ, log 1 - λ), [n, 2], of contexts with keys [n, dim] and scalar features [n, width]."""
+        parts = [(keys - self.key_mean) * self.key_scale] if "keys" in self.shape.features else []
+        scalars, begin = (scalars - self.mean) * self.scale, 0
+        for name, network in self.scalar.items():
+            parts.append(network(scalars[:, begin : begin + SCALARS[name]]))
+            begin += SCALARS[name]
+        return self.mlp(torch.cat(parts, -1))  # type: ignore[no-any-return]
+
+    def log_weights(
+        self, keys: npt.NDArray[np.floating], scalars: npt.NDArray[np.float32], batch: int = 4096
+    ) -> npt.NDArray[np.float64]:
+        """Return (log λ, log 1 - λ) of many contexts, without dropout, some at a time."""
+        self.eval()
+        parts: list[npt.NDArray[np.float64]] = [np.empty((0, 2))]
+        with torch.inference_mode():
+            for start in range(0, len(keys), batch):
+                part = slice(start, start + batch)
+                x = torch.from_numpy(np.array(keys[part], np.float32))
+                parts.append(self(x, torch.from_numpy(scalars[part])).double().numpy())
+        return np.concatenate(parts)
+
+
+def capped_lambda(log_lam: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return λ(c), at most 0.999: a network that is too sure must not leave a token without any probability."""
+    return np.exp(np.minimum(log_lam, np.log(MOST_LAMBDA)))
+
+
+def mixture_loss(log_weights: Tensor, log_knn: Tensor, log_lm: Tensor, a: float) -> Tensor:
+    """Return -mean log(λ p_kNN + (1 - λ) p_LM) + a · mean λ."""
+    log_lam, log_rest = log_weights.unbind(-1)
+    mixed = torch.logaddexp(log_lam + log_knn, log_rest + log_lm)
+    return a * log_lam.exp().mean() - mixed.mean()
+
+
+def classification_loss(log_weights: Tensor, log_knn: Tensor, log_lm: Tensor, a: float) -> Tensor:
+    """Return the cross-entropy of predicting whether p_kNN ≥ p_LM; `a` plays no part."""
+    return nn.functional.nll_loss(log_weights, (log_knn < log_lm).long())
+
+
+LOSSES = {"likelihood": mixture_loss, "classify": classification_loss}
+
+
+def parse_features(features: str | Sequence[str]) -> tuple[str, ...]:
+    """Turn `keys,conf,ent,fert`, or `all`, into the names of features, in their fixed order."""
+    names = FEATURES if features == "all" else features.split(",") if isinstance(features, str) else features
+    stripped = [name.strip() for name in names]
+    Shape(1, tuple(stripped))
+    return tuple(name for name in FEATURES if name in stripped)

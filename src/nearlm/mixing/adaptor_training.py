@@ -1,0 +1,199 @@
+"""Train an adaptor's network on traced tokens, and say how well it removes retrievals."""
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nearlm.base.errors import OptionError
+from nearlm.mixing.adaptor_network import LOSSES, AdaptorNetwork, Shape, capped_lambda
+from nearlm.mixing.equations import mix, perplexity
+
+DEFAULT_A = 0.05  # of the L1 penalty
+PAPER_A = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
+LAMBDAS = np.round(np.arange(0.01, 1.0, 0.01), 2)
+HELD_OUT = 0.1
+SHARES = np.round(np.arange(0.0, 1.005, 0.01), 2)
+SURE = 2.0  # standard errors
+_BLOCKS = 20
+_GROUPS = 10  # of tokens, at least, to tell an error from
+_FIT_ROWS = 100_000
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What an adaptor learns from, one row a token: f(c), scalar features, log p of the LM and of the neighbours."""
+
+    keys: npt.NDArray[np.float32]
+    scalars: npt.NDArray[np.float32]
+    log_lm: Floats
+    log_knn: Floats
+
+    def __len__(self) -> int:
+        return len(self.log_lm)
+
+    def __getitem__(self, rows: Ints) -> "Examples":
+        return Examples(self.keys[rows], self.scalars[rows], self.log_lm[rows], self.log_knn[rows])
+
+
+@dataclass(frozen=True)
+class Training:
+    """How to train: the paper's objective, optimiser and L1 coefficient, and when to stop."""
+
+    objective: str = "likelihood"
+    seed: int = 0
+    rate: float = 5e-4
+    batch: int = 128
+    epochs: int = 40
+    patience: int = 5
+
+    def __post_init__(self) -> None:
+        if self.objective not in LOSSES:
+            raise OptionError(f"--objective is {self.objective!r}, expected one of {', '.join(LOSSES)}")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which rows train and which are held out, and whether those are whole documents or, if these are few, blocks.
+
+    `documents` are those of the rows that are held out.
+    """
+
+    train: Ints
+    held: Ints
+    documents: Ints
+    unit: str
+
+
+def split_rows(documents: Ints, seed: int) -> Split:
+    """Hold out about a tenth of the tokens: whole documents, or two contiguous blocks of a text with too few."""
+    rng, rows = np.random.default_rng(seed), np.arange(len(documents))
+    sizes, goal = np.bincount(documents), HELD_OUT * len(documents)
+    chosen, total = [], 0
+    for document in rng.permutation(len(sizes)):
+        if total + sizes[document] <= 1.25 * goal:
+            chosen.append(document)
+            total += sizes[document]
+        if total >= goal:
+            break
+    held, unit = np.isin(documents, chosen), "documents"
+    if total < 0.75 * goal:
+        first = int(rng.integers(0, _BLOCKS))
+        blocks = (first, (first + _BLOCKS // 2) % _BLOCKS)
+        held, unit = np.isin(rows * _BLOCKS // max(len(rows), 1), blocks), "blocks"
+    if not held.any() or held.all():
+        raise OptionError(f"the text has {len(rows)} tokens to predict, too few to hold some out; use more text")
+    return Split(rows[~held], rows[held], documents[held], unit)
+
+
+def best_constant(log_lm: Floats, log_knn: Floats) -> float:
+    """Return the one λ that predicts some tokens best, to 0.01."""
+    return float(min(LAMBDAS, key=lambda lam: perplexity(mix(log_lm, log_knn, lam))))
+
+
+def pruned_logp(log_lm: Floats, log_knn: Floats, lam: float | Floats, asked: npt.NDArray[np.bool_]) -> Floats:
+    """Return the mixture's log p where the memory is asked, and the LM's elsewhere."""
+    return np.where(asked, mix(log_lm, log_knn, lam), log_lm)
+
+
+def thresholds_of(scores: Floats) -> Floats:
+    """Return, for every percent of retrievals to remove, the score from which on the rest asks, [101]."""
+    ordered = np.sort(scores)
+    at = np.minimum(np.round(SHARES * len(scores)).astype(int), len(scores) - 1)
+    cuts: Floats = ordered[at]
+    cuts[0], cuts[-1] = -np.inf, np.inf
+    return cuts
+
+
+def standard_error(values: Floats, documents: Ints) -> float:
+    """Return the standard error of a mean over tokens, which are alike within a document, or within a block if few."""
+    groups = np.unique(documents, return_inverse=True)[1]
+    if len(values) and groups.max() + 1 < _GROUPS:
+        groups = np.arange(len(values)) * _GROUPS // len(values)
+    return float(np.sqrt(np.sum(np.bincount(groups, values - values.mean()) ** 2)) / len(values))
+
+
+def half_perplexity(log_lm: Floats, log_knn: Floats, lam: float | Floats, scores: Floats) -> float:
+    """Return the perplexity when the lower half of the scores does not ask."""
+    return perplexity(pruned_logp(log_lm, log_knn, lam, scores >= np.median(scores)))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained network, the L1 coefficient it was trained with, and its perplexity at 50 % on what was held out."""
+
+    network: AdaptorNetwork
+    a: float
+    perplexity: float
+    epochs: int
+
+
+def train_network(
+    shape: Shape,
+    examples: Examples,
+    split: Split,
+    a: float,
+    training: Training,
+    advance: Callable[[int], None] = lambda count: None,
+) -> Trained:
+    """Train one network and keep its best state at 50 % pruning of the held-out rows; the same seed, the same network.
+
+    `advance` is told of every epoch's tokens.
+    """
+    held, loss = examples[split.held], LOSSES[training.objective]
+    constant = best_constant(examples.log_lm[split.train], examples.log_knn[split.train])
+    with torch.random.fork_rng(devices=[]), _one_thread():
+        torch.manual_seed(training.seed)
+        rng = np.random.default_rng(training.seed)
+        network = AdaptorNetwork(shape)
+        sample = examples[np.sort(rng.permutation(split.train)[:_FIT_ROWS])]
+        network.fit(torch.from_numpy(np.array(sample.keys, np.float32)), torch.from_numpy(sample.scalars))
+        if training.objective == "likelihood":
+            network.begin_at(constant)
+        optimiser = torch.optim.Adam(network.parameters(), lr=training.rate)
+        best = Trained(copy.deepcopy(network), a, _held_perplexity(network, held, training, constant), 0)
+        for epoch in range(1, training.epochs + 1):
+            network.train()
+            order = rng.permutation(split.train)
+            for start in range(0, len(order), training.batch):
+                rows = np.sort(order[start : start + training.batch])
+                batch = [torch.from_numpy(np.array(column[rows], np.float32)) for column in _columns(examples)]
+                optimiser.zero_grad()
+                loss(network(*batch[:2]), batch[3], batch[2], a).backward()  # type: ignore[no-untyped-call]
+                optimiser.step()
+            found = _held_perplexity(network, held, training, constant)
+            advance(len(order))
+            if found < best.perplexity:
+                best = Trained(copy.deepcopy(network), a, found, epoch)
+            elif epoch - best.epochs >= training.patience:
+                break
+    best.network.eval()
+    return best
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch use one thread: layers this small only wait for a second, and the result hangs on no core count."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _columns(examples: Examples) -> tuple[npt.NDArray[np.floating], ...]:
+    return examples.keys, examples.scalars, examples.log_lm, examples.log_knn
+
+
+def _held_perplexity(network: AdaptorNetwork, held: Examples, training: Training, constant: float) -> float:
+    log_lam = network.log_weights(held.keys, held.scalars)[:, 0]
+    lam = capped_lambda(log_lam) if training.objective == "likelihood" else constant
+    return half_perplexity(held.log_lm, held.log_knn, lam, log_lam)

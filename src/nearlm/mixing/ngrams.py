@@ -1,0 +1,366 @@
+"""How often an n-gram occurs in a store's corpus and how many tokens follow it, n = 1 to 4: exact tables on disk.
+
+The tables are a trie in flat arrays. The 1-grams are the token ids themselves; an n-gram of n > 1 is a place in
+`tokens-n`, where the children of one (n-1)-gram stand together, sorted by token: those of gram i are
+`tokens-n[starts-(n-1)[i] : starts-(n-1)[i + 1]]`. Its frequency is `counts-n`, its fertility the number of its
+children; that of 4-grams is kept as `fertility-4`. N-grams do not cross documents.
+
+The build takes the corpus in groups of n-grams with like beginnings, small enough to be sorted in memory; the groups
+follow each other in the order of the tables, so that each is appended to what is there and nothing needs merging.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from nearlm.base import files
+from nearlm.base.arrays import ArrayFile
+from nearlm.base.errors import StoreError
+from nearlm.base.files import Json
+from nearlm.base.progress import Reporter, duration
+from nearlm.store.datastore import Datastore, describe
+
+MAX_N = 4
+GROUP_POSITIONS = 1 << 22
+_BLOCK = 1 << 22
+_APPENDED = ("tokens-2", "counts-2", "starts-2", "tokens-3", "counts-3", "starts-3", "tokens-4", "counts-4")
+_GROWING = (*_APPENDED, "fertility-4")
+_FIRST = ("counts-1", "starts-1")
+
+Ints = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.int32]
+
+
+class Counts(NamedTuple):
+    """Frequency and fertility of the last n tokens of some contexts, [contexts, 4] each: column n - 1 is of n."""
+
+    frequency: Ints
+    fertility: Ints
+
+
+class NGrams:
+    """The n-gram tables of a store, open for looking up."""
+
+    def __init__(self, tables: dict[str, npt.NDArray[Any]], described: Json):
+        self.tables, self.described = tables, described
+
+    @classmethod
+    def open(cls, store: Datastore) -> "NGrams":
+        """Open a store's tables; refuse those of an earlier state of it."""
+        folder = ngrams_folder(store)
+        if not (folder / "ngrams.json").exists():
+            raise StoreError(f"{store.path} has no n-gram tables; `nearlm adapt {store.path} --text …` makes them")
+        described = files.read_stamped(folder / "ngrams.json")
+        if described["manifest"] != store.manifest["checksum"]:
+            raise StoreError(
+                f"the n-gram tables are of an earlier state of {store.path}; "
+                f"bring them up to date with: nearlm adapt {store.path} --text …"
+            )
+        tables = {}
+        for name, length in described["lengths"].items():
+            file = _file(folder, name, described["dtype"], length)
+            file.check()
+            tables[name] = file.open()
+        return cls(tables, described)
+
+    def look_up(self, contexts: Tokens) -> Counts:
+        """Count the last n tokens, n = 1 to 4, of contexts [m, 4], the latest last; -1 is before the beginning."""
+        frequency, fertility = (np.zeros(contexts.shape, np.int64) for _ in range(2))
+        _look_up_kernel(
+            np.ascontiguousarray(contexts, np.int32),
+            *(self.tables[name] for name in (*_FIRST, *_GROWING)),
+            frequency,
+            fertility,
+        )
+        return Counts(frequency, fertility)
+
+    @property
+    def bytes(self) -> int:
+        """The size of all tables."""
+        return sum(table.nbytes for table in self.tables.values())
+
+
+def ngrams_folder(store: Datastore) -> Path:
+    """Return where a store's tables live."""
+    return store.path / "ngrams"
+
+
+def last_tokens(tokens: Any, bounds: Ints, positions: Ints) -> Tokens:
+    """Return the last four tokens before each position, [n, 4], the latest last; -1 before the document's beginning."""
+    begin = bounds[np.searchsorted(bounds, positions, side="right") - 1]
+    wanted = positions[:, None] + np.arange(-MAX_N, 0)
+    inside = wanted >= begin[:, None]
+    return np.where(inside, tokens[np.where(inside, wanted, 0)], -1).astype(np.int32)
+
+
+def build_ngrams(store: Datastore, reporter: Reporter | None = None) -> NGrams:
+    """Count the n-grams of a store's corpus, or find that it has been done; goes on after a kill."""
+    folder, reporter = ngrams_folder(store), reporter or Reporter(quiet=True)
+    folder.mkdir(exist_ok=True)
+    with files.lock(folder):
+        with contextlib.suppress(StoreError):
+            return NGrams.open(store)
+        _Builder(store, folder, reporter).run()
+    return NGrams.open(store)
+
+
+def verify_ngrams(store: Datastore) -> None:
+    """Read every byte of the tables and refuse the first that is not as it was written."""
+    folder = ngrams_folder(store)
+    if not (folder / "ngrams.json").exists():
+        return
+    for name, stated in files.read_stamped(folder / "ngrams.json")["files"].items():
+        if not (folder / name).is_file() or describe(folder / name) != stated:
+            raise StoreError(f"{folder / name} is damaged (its checksum differs); remove {folder} and adapt again")
+
+
+@dataclass(frozen=True)
+class Group:
+    """The n-grams whose first token is in [first, end), or, if that is one token, whose second is in [low, high)."""
+
+    first: int
+    end: int
+    low: int = -1
+    high: int = 1 << 62
+    positions: int = 0
+
+
+def plan_groups(counts: Ints, limit: int, followers: Callable[[int], Ints]) -> list[Group]:
+    """Cut the first tokens into groups of at most `limit` positions; a token with more is cut by what follows it.
+
+    `followers(token)` counts the tokens that follow one, shifted by one: its first entry counts where nothing follows.
+    """
+    groups: list[Group] = []
+    for first, end, size in _runs(counts, limit):
+        if size <= limit:
+            groups.append(Group(first, end, positions=size))
+        else:
+            groups += [Group(first, end, low - 1, high - 1, part) for low, high, part in _runs(followers(first), limit)]
+    return groups
+
+
+def _runs(counts: Ints, limit: int) -> list[tuple[int, int, int]]:
+    """Cut counts into runs (begin, end, sum) of at most `limit`, or one entry; runs of nothing are left out."""
+    ends = np.concatenate(([0], np.cumsum(counts)))
+    runs, begin = [], 0
+    while begin < len(counts):
+        end = max(begin + 1, int(np.searchsorted(ends, ends[begin] + limit, side="right")) - 1)
+        if ends[end] > ends[begin]:
+            runs.append((begin, end, int(ends[end] - ends[begin])))
+        begin = end
+    return runs
+
+
+class _Builder:
+    """N-gram tables under construction."""
+
+    def __init__(self, store: Datastore, folder: Path, reporter: Reporter):
+        self.store, self.folder, self.reporter = store, folder, reporter
+        self.job = files.Job(folder, "ngrams")
+        self.bounds = store.document_bounds
+        self.dtype = np.dtype("int32" if len(store.tokens) < 2**31 else "int64")
+
+    def run(self) -> None:
+        """Count 1-grams, then group by group the longer ones, and write `ngrams.json` last."""
+        started = time.monotonic()
+        counts = self._count_tokens()
+        self.vocabulary = len(counts)
+        groups = plan_groups(counts, GROUP_POSITIONS, self._followers)
+        state = self._begin([[g.first, g.end, g.low, g.high] for g in groups])
+        children = self._read_children(state)
+        done = sum(group.positions for group in groups[: state["groups"]])
+        with self.reporter.bar("counting n-grams", len(self.store.tokens), "tokens", done) as advance:
+            for number in range(state["groups"], len(groups)):
+                state = self._add(groups[number], number, state, children)
+                advance(groups[number].positions)
+        self._finish(counts, children, state)
+        self.reporter.say(f"counted n-grams in {duration(time.monotonic() - started)}")
+
+    def _blocks(self) -> Iterator[tuple[int, Tokens]]:
+        """Yield the corpus piece by piece, each with its first position and four tokens of the next."""
+        for start in range(0, len(self.store.tokens), _BLOCK):
+            yield start, self.store.tokens[start : start + _BLOCK + MAX_N]
+
+    def _count_tokens(self) -> Ints:
+        counts = np.zeros(1, np.int64)
+        for _, tokens in self._blocks():
+            found = np.bincount(tokens[:_BLOCK])
+            longer = np.zeros(max(len(found), len(counts)), np.int64)
+            longer[: len(counts)] += counts
+            longer[: len(found)] += found
+            counts = longer
+        return counts
+
+    def _followers(self, token: int) -> Ints:
+        counts = np.zeros(self.vocabulary + 1, np.int64)
+        for grams, length in self._grams(Group(token, token + 1)):
+            counts += np.bincount(np.where(length > 1, grams[:, 1] + 1, 0), minlength=len(counts))
+        return counts
+
+    def _grams(self, group: Group) -> Iterator[tuple[Tokens, Ints]]:
+        """Yield the 5-grams of a group, [n, 5], and how many of their tokens are still in the document."""
+        for start, tokens in self._blocks():
+            here = tokens[:_BLOCK]
+            places = np.flatnonzero((here >= group.first) & (here < group.end))
+            ends = self.bounds[np.searchsorted(self.bounds, places + start, side="right")]
+            length = np.minimum(ends - places - start, MAX_N + 1)
+            padded = np.concatenate([tokens, np.zeros(MAX_N, np.int32)])
+            grams = padded[places[:, None] + np.arange(MAX_N + 1)]
+            if group.low > -1 or group.high < 1 << 62:
+                second = np.where(length > 1, grams[:, 1], -1)
+                kept = (second >= group.low) & (second < group.high)
+                grams, length = grams[kept], length[kept]
+            yield grams, length
+
+    def _begin(self, groups: list[list[int]]) -> Json:
+        """Return how far the tables have come: what an earlier run noted, or nothing."""
+        plan = {"manifest": self.store.manifest["checksum"], "groups": groups}
+        if self.job.started and self.job.plan() == plan and self.job.state("fill"):
+            state = self.job.state("fill")
+            sizes = {name: files.NPY_HEADER + state[name] * self.dtype.itemsize for name in _GROWING}
+            paths = {name: self.folder / f"{name}.npy" for name in _GROWING}
+            if all(path.exists() and path.stat().st_size >= sizes[name] for name, path in paths.items()):
+                for name, path in paths.items():
+                    files.truncate(path, sizes[name])
+                self.reporter.say("going on with the unfinished n-gram tables")
+                return state
+        files.remove(self.folder / "ngrams.json")
+        for path in self.folder.glob("*.npy"):
+            files.remove(path)
+        self.job.begin(plan)
+        for name in _GROWING:
+            files.write_bytes(self.folder / f"{name}.npy", bytes(files.NPY_HEADER))
+        state = {"groups": 0, **dict.fromkeys(_GROWING, 0)}
+        self.job.note("fill", state)
+        return state
+
+    def _read_children(self, state: Json) -> Ints:
+        """Return how many children each 1-gram has in the groups that are done."""
+        path = self.job.folder / f"children-{state['groups']}.npy"
+        if state["groups"] == 0:
+            return np.zeros(self.vocabulary, np.int64)
+        return ArrayFile(path, np.dtype("int64"), (self.vocabulary,)).open().copy()
+
+    def _add(self, group: Group, number: int, state: Json, children: Ints) -> Json:
+        """Count one group and append it to the tables."""
+        parts = list(self._grams(group))
+        tables = count_group(np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]))
+        children += np.bincount(tables.pop("parents"), minlength=self.vocabulary)
+        for n in (2, 3):
+            starts = np.cumsum(tables[f"children-{n}"]) - tables.pop(f"children-{n}")
+            tables[f"starts-{n}"] = starts + state[f"tokens-{n + 1}"]
+        after = {"groups": number + 1}
+        for name in _GROWING:
+            with open(self.folder / f"{name}.npy", "ab") as file:
+                files.append(file, tables[name].astype(self.dtype).data)
+                files.sync(file)
+            after[name] = state[name] + len(tables[name])
+        kept = ArrayFile(self.job.folder / f"children-{number + 1}.npy", np.dtype("int64"), children.shape)
+        files.write_bytes(kept.path, kept.header + children.tobytes())
+        self.job.note("fill", after)
+        files.remove(self.job.folder / f"children-{number}.npy")
+        return after
+
+    def _finish(self, counts: Ints, children: Ints, state: Json) -> None:
+        """Close the tables, note their checksums, and forget the job."""
+        for n in (2, 3):
+            with open(self.folder / f"starts-{n}.npy", "r+b") as file:
+                at = files.NPY_HEADER + state[f"starts-{n}"] * self.dtype.itemsize
+                files.write_at(file, np.array([state[f"tokens-{n + 1}"]], self.dtype).data, at)
+        lengths = {name: state[name] + name.startswith("starts") for name in _GROWING}
+        for name, table in (("counts-1", counts), ("starts-1", np.concatenate(([0], np.cumsum(children))))):
+            files.write_bytes(self.folder / f"{name}.npy", bytes(files.NPY_HEADER) + table.astype(self.dtype).tobytes())
+            lengths[name] = len(table)
+        for name, length in lengths.items():
+            table_file = _file(self.folder, name, self.dtype.name, length)
+            with open(table_file.path, "r+b") as file:
+                files.write_at(file, table_file.header, 0)
+                files.sync(file)
+        listed = {f"{name}.npy": describe(self.folder / f"{name}.npy") for name in lengths}
+        described = {
+            "manifest": self.store.manifest["checksum"],
+            "tokens": len(self.store.tokens),
+            "dtype": self.dtype.name,
+            "lengths": lengths,
+            "files": listed,
+        }
+        files.write_stamped(self.folder / "ngrams.json", described)
+        self.job.close()
+
+
+def count_group(grams: Tokens, length: Ints) -> dict[str, Ints]:
+    """Count the 2- to 4-grams that begin some 5-grams, [n, 5], of which `length` tokens are real, in sorted order.
+
+    A gram's id is its place among those of its length here; (id, next token) sorts like the longer gram and fits in
+    64 bits whatever the vocabulary. Returns the tables of this group and `parents`, the first token of each 2-gram.
+    """
+    tables: dict[str, Ints] = {}
+    width = int(grams.max(initial=0)) + 1
+    ids = grams[:, 0].astype(np.int64)
+    for n in range(2, MAX_N + 2):
+        longer = length >= n
+        grams, length, ids = grams[longer], length[longer], ids[longer]
+        chained, ids, counts = np.unique(ids * width + grams[:, n - 1], return_inverse=True, return_counts=True)
+        parents = chained // width
+        if n == 2:
+            tables["parents"] = parents
+        else:
+            name = f"children-{n - 1}" if n <= MAX_N else f"fertility-{MAX_N}"
+            tables[name] = np.bincount(parents, minlength=len(tables[f"tokens-{n - 1}"]))
+        if n <= MAX_N:
+            tables[f"tokens-{n}"], tables[f"counts-{n}"] = chained % width, counts
+    return tables
+
+
+def _file(folder: Path, name: str, dtype: str, length: int) -> ArrayFile:
+    return ArrayFile(folder / f"{name}.npy", np.dtype(dtype), (length,))
+
+
+@numba.njit(cache=True, inline="always")
+def _child(tokens, low, high, token):  # type: ignore[no-untyped-def]
+    """Return where `token` stands among the sorted tokens[low:high], -1 if it is not there."""
+    end = high
+    while low < high:
+        middle = (low + high) // 2
+        if tokens[middle] < token:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < end and tokens[low] == token else -1
+
+
+@numba.njit(cache=True, parallel=True, nogil=True)
+def _look_up_kernel(  # type: ignore[no-untyped-def]
+    contexts, c1, s1, t2, c2, s2, t3, c3, s3, t4, c4, f4, frequency, fertility
+):
+    for i in numba.prange(len(contexts)):
+        for n in range(1, 5):
+            gram = contexts[i, 4 - n :]
+            at = gram[0]
+            if at < 0 or at >= len(c1):
+                break
+            if n == 1:
+                frequency[i, 0], fertility[i, 0] = c1[at], s1[at + 1] - s1[at]
+                continue
+            at = _child(t2, s1[at], s1[at + 1], gram[1])
+            if n == 2:
+                if at >= 0:
+                    frequency[i, 1], fertility[i, 1] = c2[at], s2[at + 1] - s2[at]
+                continue
+            if at >= 0:
+                at = _child(t3, s2[at], s2[at + 1], gram[2])
+            if n == 3:
+                if at >= 0:
+                    frequency[i, 2], fertility[i, 2] = c3[at], s3[at + 1] - s3[at]
+                continue
+            if at >= 0:
+                at = _child(t4, s3[at], s3[at + 1], gram[3])
+            if at >= 0:
+                frequency[i, 3], fertility[i, 3] = c4[at], f4[at]

@@ -1,0 +1,1 @@
+"""Load any causal LM, find its key tap, and run windows → keys, log-probabilities, statistics."""

@@ -1,0 +1,1 @@
+"""The fastest memory within a perplexity budget."""

@@ -1,1 +1,0 @@
-"""Four ways to a store with fewer records, each with the weight of what it stands for."""

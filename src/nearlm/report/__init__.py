@@ -1,7 +1,0 @@
-"""Figures and one page of what was measured; figures need matplotlib, which is imported only when one is drawn."""
-
-from nearlm.report.figures import ablation_figure, sweep_figure
-from nearlm.report.page import write_report
-from nearlm.report.plotting import check_figure, save
-
-__all__ = ["ablation_figure", "check_figure", "save", "sweep_figure", "write_report"]

@@ -1,0 +1,121 @@
+"""Exact squared distances of queries to stored keys, read from the memory-mapped shards where they lie.
+
+A key is compared as it is read: half-precision numbers are widened in registers, and nothing is copied. Keys that fit
+in memory are asked for once, in order; of a larger store the pages of each batch are asked for before they are read, so
+that a cold disk works in parallel.
+"""
+
+import mmap
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from nearlm.base import files
+from nearlm.base.arrays import ShardedArray
+
+_READ_QUERIES = 64  # whose pages are asked for together
+
+
+class Rescorer:
+    """Computes true distances to the keys of one store."""
+
+    def __init__(self, keys: ShardedArray):
+        self.keys = keys
+        self.in_memory = _fits(sum(shard.nbytes for shard in keys.shards))
+        if self.in_memory:
+            for shard in keys.shards:
+                _advise(shard, 0, len(getattr(shard, "_mmap", b"")))
+
+    def distances(self, queries: npt.NDArray[np.float32], ids: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float32]:
+        """Return the squared distances of queries [n, dim] to records [n, k] in float32 differences; inf for id -1."""
+        out = np.full(ids.shape, np.inf, np.float32)
+        step = len(ids) if self.in_memory else _READ_QUERIES
+        for start in range(0, len(ids), max(step, 1)):
+            part = slice(start, start + step)
+            if not self.in_memory:
+                self._read_ahead(np.unique(ids[part][ids[part] >= 0]))
+            first = 0
+            for shard in self.keys.shards:
+                kernel = _half_kernel if shard.dtype == np.float16 else _kernel
+                rows = np.asarray(shard).view(np.uint16) if shard.dtype == np.float16 else np.asarray(shard)
+                kernel(queries[part], rows, ids[part], first, out[part])
+                first += len(shard)
+        return out
+
+    def _read_ahead(self, ids: npt.NDArray[np.integer[Any]]) -> None:
+        first = 0
+        for shard in self.keys.shards:
+            here = ids[np.searchsorted(ids, first) : np.searchsorted(ids, first + len(shard))] - first
+            first += len(shard)
+            if len(here):
+                for begin, length in page_runs(here, shard.nbytes // len(shard), files.NPY_HEADER):
+                    _advise(shard, begin, length)
+
+
+def page_runs(rows: npt.NDArray[np.integer[Any]], width: int, offset: int) -> list[tuple[int, int]]:
+    """Return the runs of pages (begin, length in bytes) that hold some rows of a file."""
+    first = (rows * width + offset) // mmap.PAGESIZE
+    last = ((rows + 1) * width + offset - 1) // mmap.PAGESIZE
+    cut = np.flatnonzero(first[1:] > last[:-1] + 1) + 1
+    begins, ends = first[np.concatenate(([0], cut))], last[np.concatenate((cut - 1, [len(rows) - 1]))]
+    return [(int(b) * mmap.PAGESIZE, int(e - b + 1) * mmap.PAGESIZE) for b, e in zip(begins, ends, strict=True)]
+
+
+def _advise(shard: npt.NDArray[Any], begin: int, length: int) -> None:
+    mapped = getattr(shard, "_mmap", None)
+    if mapped is not None and length:
+        mapped.madvise(mmap.MADV_WILLNEED, begin, min(length, len(mapped) - begin))
+
+
+def _fits(count: int) -> bool:
+    """Tell whether so many bytes fit in half of the memory that is free or holds files."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return False
+    available = next((int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), 0)
+    return count <= available * 1024 // 2
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _widened(context: Any, bits: Any) -> Any:
+    """Return the float32 that the 16 bits of a half-precision number stand for."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), codegen
+
+
+@numba.njit(cache=True, parallel=True, nogil=True, fastmath=True)
+def _half_kernel(queries, rows, ids, first, out):  # type: ignore[no-untyped-def]
+    for i in numba.prange(len(queries)):
+        query = queries[i]
+        for j in range(ids.shape[1]):
+            at = ids[i, j] - first
+            if 0 <= at < len(rows) and ids[i, j] >= 0:
+                total = np.float32(0)
+                for d in range(len(query)):
+                    difference = _widened(rows[at, d]) - query[d]
+                    total += difference * difference
+                out[i, j] = total
+
+
+@numba.njit(cache=True, parallel=True, nogil=True, fastmath=True)
+def _kernel(queries, rows, ids, first, out):  # type: ignore[no-untyped-def]
+    for i in numba.prange(len(queries)):
+        query = queries[i]
+        for j in range(ids.shape[1]):
+            at = ids[i, j] - first
+            if 0 <= at < len(rows) and ids[i, j] >= 0:
+                total = np.float32(0)
+                for d in range(len(query)):
+                    difference = rows[at, d] - query[d]
+                    total += difference * difference
+                out[i, j] = total

@@ -1,0 +1,228 @@
+"""Target-aware k-means: the records of each frequent target token become the centroids of their clusters.
+
+Other records stay as they are. A centroid's weight is that of its cluster, its origin that of the nearest member.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import faiss
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from nearlm.base.arrays import ArrayFile
+from nearlm.base.columns import Pieces, fill_columns
+from nearlm.base.errors import OptionError
+from nearlm.base.progress import duration
+from nearlm.shrink.selection import Centroids, Ids, Selection, Work, check_keep, target
+from nearlm.store.datastore import Datastore
+from nearlm.store.derivation import read_keys
+
+ITERATIONS = 10
+LARGEST = 1 << 14  # records that are clustered together; more of one token are cut into parts: time is quadratic
+_TOP_TOKENS, _RATIO = 5000, 20.0
+
+
+@dataclass(frozen=True)
+class KmeansOptions:
+    """Which tokens to cluster, and records a cluster or the share of all records to reach."""
+
+    ratio: float | None = None
+    keep: float | None = None
+    top_tokens: int = _TOP_TOKENS
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_keep(self.keep)
+        if self.ratio is not None and self.keep is not None:
+            raise OptionError("--method kmeans takes --ratio or --keep, not both")
+        if self.ratio is not None and not 1 <= self.ratio < float("inf"):
+            raise OptionError(f"--ratio is {self.ratio}, expected at least 1 record a cluster")
+        if self.top_tokens < 1:
+            raise OptionError(f"--top-tokens is {self.top_tokens}, expected at least 1")
+
+    def ram(self, store: Datastore) -> float:
+        """Return what the largest part takes, with what FAISS makes of it."""
+        most = min(LARGEST, int(np.bincount(store.values[:]).max()))
+        return 10.0 * most * store.dim
+
+
+class Part(NamedTuple):
+    """Records of one token that are clustered together: a run of the sorted records, and where its clusters begin."""
+
+    start: int
+    stop: int
+    clusters: int
+    first: int
+
+    @property
+    def size(self) -> int:
+        """How many records it has."""
+        return self.stop - self.start
+
+
+def select(work: Work, options: KmeansOptions) -> Selection:
+    """Cluster the records of every frequent token."""
+    store = work.store
+    order = np.argsort(store.values[:], kind="stable")
+    runs = frequent_runs(store.values.take(order), options.top_tokens)
+    ratio = options.ratio or _RATIO
+    if options.keep is not None:
+        ratio = _ratio_for(runs, target(options.keep, len(store)), len(store), options.top_tokens)
+    parts = plan_parts(runs, ratio)
+    result = {"tokens": len(runs), "ratio": round(ratio, 4)}
+    if not parts:
+        return Selection.of_survivors(np.arange(len(store)), len(store), result)
+    columns = _cluster(work, order, parts, options.seed)
+    return _selection(len(store), order, parts, columns, result)
+
+
+def frequent_runs(sorted_values: npt.NDArray[np.int32], top: int) -> npt.NDArray[np.int64]:
+    """Return the runs (start, stop) of the most frequent values, in the values' order; of equals the smaller values."""
+    starts = np.flatnonzero(np.concatenate(([True], sorted_values[1:] != sorted_values[:-1])))
+    stops = np.append(starts[1:], len(sorted_values))
+    frequent = np.sort(np.argsort(starts - stops, kind="stable")[:top])
+    return np.stack([starts[frequent], stops[frequent]], axis=1)
+
+
+def cluster_counts(sizes: npt.NDArray[np.int64], ratio: float) -> npt.NDArray[np.int64]:
+    """Return how many clusters groups of records get: n / ratio, rounded, but one at least."""
+    return np.maximum(1, np.floor(sizes / ratio + 0.5)).astype(np.int64)
+
+
+def plan_parts(runs: npt.NDArray[np.int64], ratio: float) -> list[Part]:
+    """Cut runs into parts that memory holds; a part with as many clusters as records is left as it is."""
+    parts, first = [], 0
+    for start, stop in runs.tolist():
+        cuts = np.linspace(start, stop, -(-(stop - start) // LARGEST) + 1).astype(np.int64)
+        for begin, end in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
+            clusters = int(cluster_counts(np.array([end - begin]), ratio)[0])
+            if clusters < end - begin:
+                parts.append(Part(begin, end, clusters, first))
+                first += clusters
+    return parts
+
+
+def _ratio_for(runs: npt.NDArray[np.int64], most: int, records: int, top: int) -> float:
+    """Return the smallest ratio, nearly, that leaves at most so many records."""
+
+    def left(ratio: float) -> int:
+        return records - sum(part.size - part.clusters for part in plan_parts(runs, ratio))
+
+    low, high = 1.0, float(records + 1)
+    if left(high) > most:
+        raise OptionError(
+            f"one cluster for each of the {len(runs):,} most frequent tokens leaves {left(high):,} of {records:,} "
+            f"records, --keep {most / records:.4g} means {most:,}; the least that can be reached is "
+            f"--keep {left(high) / records:.4f} with --top-tokens {top}"
+        )
+    while high / low > 1.0001:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if left(middle) <= most else (middle, high)
+    return high if left(1.0) > most else 1.0
+
+
+def _cluster(work: Work, order: Ids, parts: list[Part], seed: int) -> dict[str, ArrayFile]:
+    """Cluster part after part into arrays of the job: each record's cluster, each cluster's key and nearest member."""
+    store, folder = work.store, work.job.folder
+    clusters = parts[-1].first + parts[-1].clusters
+    columns = {
+        "labels": ArrayFile(folder / "labels.npy", np.dtype("int32"), (len(store),)),
+        "nearest": ArrayFile(folder / "nearest.npy", np.dtype("int64"), (clusters,)),
+        "centroids": ArrayFile(folder / "centroids.npy", store.keys.dtype, (clusters, store.dim)),
+    }
+    weights = store.weights[:] if store.weighted else None
+    costs = [part.size * (part.clusters + 1) for part in parts]
+
+    def compute(number: int) -> Pieces:
+        part = parts[number]
+        ids = order[part.start : part.stop]
+        keys = read_keys(store.keys, ids)
+        labels, centroids, nearest = cluster(
+            keys, part.clusters, np.random.default_rng([seed, number]), None if weights is None else weights[ids]
+        )
+        yield "labels", part.start, labels + part.first
+        yield "nearest", part.first, np.where(nearest < 0, -1, ids[nearest])
+        yield "centroids", part.first, centroids
+
+    done = work.job.state("kmeans").get("batches", 0)
+    seconds = sum(costs[done:]) * (ITERATIONS + 1) * store.dim / _products_a_second(store.dim)
+    work.reporter.say(
+        f"k-means: {sum(part.size for part in parts):,} records of {len(parts):,} tokens into {clusters:,} clusters, "
+        f"about {duration(seconds)}"
+    )
+    with work.reporter.bar("clustering", sum(costs), "distances", sum(costs[:done])) as advance:
+        fill_columns(work.job, "kmeans", columns, len(parts), compute, lambda number: advance(costs[number]))
+    return columns
+
+
+def cluster(
+    keys: npt.NDArray[np.float32],
+    clusters: int,
+    rng: np.random.Generator,
+    weights: npt.NDArray[np.int32] | None = None,
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Return each key's cluster, the clusters' (weighted) means, and the member nearest to each, -1 if it has none."""
+    if clusters == 1:
+        labels = np.zeros(len(keys), np.int32)
+    else:
+        kmeans = faiss.Kmeans(
+            keys.shape[1], clusters, niter=ITERATIONS, min_points_per_centroid=1, max_points_per_centroid=len(keys)
+        )
+        start = keys[np.sort(rng.choice(len(keys), clusters, replace=False))]
+        kmeans.train(keys, None if weights is None else weights.astype(np.float32), init_centroids=start)
+        labels = kmeans.assign(keys)[1].astype(np.int32)
+    means = np.zeros((clusters, keys.shape[1]))
+    nearest = np.full(clusters, -1, np.int64)
+    _summarise(keys, labels, np.ones(len(keys), np.int32) if weights is None else weights, means, nearest)
+    return labels, means.astype(np.float32), nearest
+
+
+def _selection(
+    records: int, order: Ids, parts: list[Part], columns: dict[str, ArrayFile], result: dict[str, float]
+) -> Selection:
+    """Put clustered and other records together, in corpus order."""
+    labels, nearest = columns["labels"].open(), columns["nearest"].open()[:]
+    real = np.flatnonzero(nearest >= 0)
+    leader = np.arange(records)  # the record, of the parent's, in whose place the one that stands for it goes
+    for part in parts:
+        leader[order[part.start : part.stop]] = nearest[labels[part.start : part.stop]]
+    kept = np.flatnonzero(leader == np.arange(records))
+    number = np.full(records, -1, np.int32)
+    number[kept] = np.arange(len(kept), dtype=np.int32)
+    rows = np.full(len(kept), -1, np.int64)
+    rows[number[nearest[real]]] = real
+    return Selection(kept, number[leader], {**result, "clusters": len(real)}, Centroids(columns["centroids"], rows))
+
+
+def _products_a_second(dim: int) -> float:
+    """Measure how many multiplications and additions k-means does a second here."""
+    x = np.random.default_rng(0).standard_normal((2048, dim), dtype=np.float32)
+    faiss.knn(x[:64], x[:64], 1)
+    started = time.perf_counter()
+    faiss.knn(x, x[:1024], 1)
+    return 2048 * 1024 * dim / max(time.perf_counter() - started, 1e-9)
+
+
+@numba.njit(cache=True, nogil=True)
+def _summarise(keys, labels, weights, means, nearest):  # type: ignore[no-untyped-def]
+    """Fill in the weighted mean of every cluster and the member nearest to it; of equals the first."""
+    total = np.zeros(len(means))
+    for i in range(len(keys)):
+        total[labels[i]] += weights[i]
+        for d in range(keys.shape[1]):
+            means[labels[i], d] += weights[i] * np.float64(keys[i, d])
+    for c in range(len(means)):
+        if total[c] > 0:
+            means[c] /= total[c]
+    best = np.full(len(means), np.inf)
+    for i in range(len(keys)):
+        c, distance = labels[i], 0.0
+        for d in range(keys.shape[1]):
+            difference = keys[i, d] - means[c, d]
+            distance += difference * difference
+        if distance < best[c]:
+            best[c] = distance
+            nearest[c] = i

@@ -1,0 +1,123 @@
+"""Greedy merging (Algorithm 1 of the paper): a record absorbs those of its neighbours that have the same target.
+
+Records are visited in a seeded random order. One that has been absorbed is skipped, and one that has absorbed is
+never absorbed itself: a record is free ("s = 1") as long as neither has happened to it in this pass.
+"""
+
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from nearlm.base.errors import OptionError
+from nearlm.base.files import Json
+from nearlm.base.progress import Reporter
+from nearlm.search.index import DEFAULT
+from nearlm.shrink.neighbors import MOST, index_ram, ready_index, saved_neighbors
+from nearlm.shrink.selection import Selection, Work, check_keep, target
+from nearlm.store.datastore import Datastore
+
+_AHEAD = 8
+
+
+@dataclass(frozen=True)
+class MergeOptions:
+    """How many neighbours to look at, as the index returns them, or which share of the records to reach."""
+
+    neighbors: int | None = None
+    keep: float | None = None
+    seed: int = 0
+    index: str = DEFAULT
+
+    def __post_init__(self) -> None:
+        check_keep(self.keep)
+        if (self.neighbors is None) == (self.keep is None):
+            raise OptionError("--method merge takes --neighbors or --keep, one of the two")
+        if self.neighbors is not None and not 2 <= self.neighbors <= MOST:
+            raise OptionError(f"--neighbors is {self.neighbors}, expected 2 to {MOST} (the record itself is one)")
+
+    def prepare(self, store: Datastore, reporter: Reporter) -> Json:
+        """Make the index if it is missing."""
+        return ready_index(store, self.index, reporter.quiet)
+
+    def ram(self, store: Datastore) -> float:
+        """Return what the index and a block of searches take."""
+        return index_ram(store, self.index)
+
+
+def select(work: Work, options: MergeOptions) -> Selection:
+    """Merge records, by as many neighbours as were asked for or as few as it takes."""
+    store = work.store
+    neighbors = saved_neighbors(store, options.index, options.neighbors or MOST, work.reporter)
+    values, least = store.values[:], 1
+    order = np.random.default_rng(options.seed).permutation(len(store)).astype(np.int32)
+    k = min(options.neighbors or MOST, neighbors.shape[1])
+    if options.keep is not None:
+        least = target(options.keep, len(store))
+        k = work.job.state("merge").get("neighbors") or _fewest_neighbors(neighbors, values, order, least)
+        work.job.note("merge", {"neighbors": k})
+    absorbers, _ = merge(neighbors, k, values, order, least)
+    kept = np.flatnonzero(absorbers == np.arange(len(store)))
+    number = np.full(len(store), -1, np.int32)
+    number[kept] = np.arange(len(kept), dtype=np.int32)
+    return Selection(kept, number[absorbers], {"neighbors": k})
+
+
+def merge(
+    neighbors: npt.NDArray[np.int32],
+    k: int,
+    values: npt.NDArray[np.int32],
+    order: npt.NDArray[np.int32],
+    least: int = 1,
+) -> tuple[npt.NDArray[np.int32], int]:
+    """Merge by the first k neighbours, and return which record stands for each, and how many are left.
+
+    A record that was not absorbed stands for itself. Merging stops when only `least` records are left.
+    """
+    absorbers, free = np.arange(len(values), dtype=np.int32), values.astype(np.int32)
+    return absorbers, _merge_kernel(np.asarray(neighbors), k, order, least, free, absorbers)[0]
+
+
+def _fewest_neighbors(
+    neighbors: npt.NDArray[np.int32], values: npt.NDArray[np.int32], order: npt.NDArray[np.int32], least: int
+) -> int:
+    """Return the smallest number of neighbours with which merging gets down to `least` records."""
+    left = len(values)
+    for k in range(1, neighbors.shape[1] + 1):
+        left = min(left, merge(neighbors, k, values, order, least)[1]) if k > 1 else left
+        if left <= least:
+            return k
+    raise OptionError(
+        f"merging by up to {neighbors.shape[1]} neighbours leaves {left:,} of {len(values):,} records, "
+        f"--keep {least / len(values):.4g} means {least:,}; the least that can be reached is "
+        f"--keep {left / len(values):.4f} (the result can be pruned again)"
+    )
+
+
+@numba.njit(cache=True, nogil=True)
+def _merge_kernel(neighbors, k, order, least, free, absorbers):  # type: ignore[no-untyped-def]
+    """Merge and return how many records are left; `free` holds a record's value while it is free, -1 after.
+
+    Rows are read some records ahead (`touched` makes sure that they are), so that memory is not waited for.
+    """
+    left, touched = len(free), 0
+    for p in range(len(order)):
+        if p + _AHEAD < len(order) and free[order[p + _AHEAD]] >= 0:
+            ahead = order[p + _AHEAD]
+            touched ^= neighbors[ahead, 0] ^ neighbors[ahead, k - 1]
+        i = order[p]
+        value = free[i]
+        if value < 0:
+            continue
+        for j in range(k):
+            t = neighbors[i, j]
+            if t < 0 or free[t] != value or t == i:
+                continue
+            if left <= least:
+                return left, touched
+            absorbers[t] = i
+            free[t] = -1
+            free[i] = -1
+            left -= 1
+    return left, touched

@@ -1,0 +1,70 @@
+"""What a pruning method decides: which records stay, and which of them stands for each of the parent's."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nearlm.base.arrays import ArrayFile
+from nearlm.base.errors import OptionError
+from nearlm.base.files import Job, Json
+from nearlm.base.progress import Reporter
+from nearlm.store.datastore import Datastore
+
+Ids = npt.NDArray[np.integer[Any]]
+DROPPED = -1
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a method works with: the store, the job whose notes outlive a kill, and whom to tell."""
+
+    store: Datastore
+    job: Job
+    reporter: Reporter
+
+
+class Centroids(NamedTuple):
+    """Keys that replace the parent's: a file of them, and the row of each record that stays, -1 for its own key."""
+
+    file: ArrayFile
+    rows: Ids
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Records that stay (the parent's ids, ascending), and the new id that stands for each of the parent's records.
+
+    `stands` is -1 for a record that is dropped. What the method has to report goes into `result`.
+    """
+
+    kept: Ids
+    stands: npt.NDArray[np.int32]
+    result: Json
+    centroids: Centroids | None = None
+
+    @classmethod
+    def of_survivors(cls, kept: Ids, records: int, result: Json) -> "Selection":
+        """Keep some records and drop all others."""
+        stands = np.full(records, DROPPED, np.int32)
+        stands[kept] = np.arange(len(kept), dtype=np.int32)
+        return cls(kept, stands, result)
+
+    def weights(self, store: Datastore) -> npt.NDArray[np.int32]:
+        """Add up the parent's weights over what each record stands for."""
+        stays = self.stands >= 0
+        added = np.bincount(self.stands[stays], store.weights[:][stays], minlength=len(self.kept))
+        return np.rint(added).astype(np.int32)
+
+
+def check_keep(keep: float | None) -> None:
+    """Refuse a share of records that is none."""
+    if keep is not None and not 0 < keep <= 1:
+        raise OptionError(f"--keep is {keep}, expected a share of the records: more than 0, at most 1")
+
+
+def target(keep: float, records: int) -> int:
+    """Return how many records a share is; at least one stays."""
+    return max(1, math.floor(keep * records + 0.5))

@@ -1,0 +1,1 @@
+"""The datastore on disk: its layout and manifest, building, appending, deriving, opening, verifying."""

@@ -1,0 +1,49 @@
+"""The folder that a store is written into: whether it may be, its lock, and what the disk refuses."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nearlm.base import files
+from nearlm.base.errors import StoreError
+from nearlm.store.datastore import MANIFEST
+
+
+@contextlib.contextmanager
+def writing(folder: Path, job: str) -> Iterator[None]:
+    """Lock a folder that is, or may become, a store by way of `job`; say in one line what the disk refuses."""
+    try:
+        refuse_foreign(folder, job)
+        folder.mkdir(parents=True, exist_ok=True)
+        with files.lock(folder):
+            yield
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or not _is_inside(error.filename, folder):
+            raise
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "free some space and repeat the command: it goes on" if full else "choose another --out"
+        raise StoreError(f"cannot write to {folder}: {error.strerror or error}; {hint}") from error
+
+
+def portable_path(path: Path, folder: Path) -> str:
+    """Return where something lies as seen from a store's folder, so that the two can be moved together."""
+    return os.path.relpath(path.resolve(), folder.resolve())
+
+
+def _is_inside(name: Any, folder: Path) -> bool:
+    """Tell whether an error is about a folder or something in it; one without a name may be."""
+    return name is None or Path(os.fsdecode(name)).resolve().is_relative_to(folder.resolve())
+
+
+def refuse_foreign(folder: Path, job: str) -> None:
+    """Refuse a place that is neither a store, nor one that `job` has begun, nor empty."""
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{folder} is a file, expected a folder to make a store in; choose another --out")
+    if not folder.is_dir() or (folder / MANIFEST).exists() or files.Job(folder, job).folder.exists():
+        return
+    strangers = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+    if strangers:
+        raise StoreError(f"{folder} is no store but holds {strangers[0]!r}; choose an empty or new folder for --out")

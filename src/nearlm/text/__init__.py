@@ -1,0 +1,1 @@
+"""Any text → documents → tokens → windows; the named corpora and their downloads."""

@@ -1,0 +1,227 @@
+"""Named corpora: `spdx:train`, `pydocs:test` and so on, as folders of text files in the cache.
+
+Both corpora are made from pinned downloads, once, and are the same on every machine. Each is cut into
+train, valid and test so that what is held out (valid and test) is new text:
+
+`spdx`: the 458 licences of the SPDX list. They are cut by family: the part of the id before the first
+hyphen (GPL-2.0-only is of the family gpl), with `RELATED` joining families whose texts descend from one
+another; a family is never cut. Families are taken in the order of a hash of their names; those of more
+than `LARGEST_FAMILY` characters go to train, so that none dominates a held-out split; each next one goes
+to the smaller of test and valid until both hold `HELD_OUT` characters; the rest is train.
+
+`pydocs`: the prose manuals of Django and SQLAlchemy, cut by a hash of the file's path into 90 % train,
+5 % valid and 5 % test. SQLAlchemy's `changelog_*.rst` are left out: ticket by ticket lists, not prose,
+some of them larger than a held-out split; its migration guides stay.
+
+Then near duplicates are removed from the held-out splits. A document is the set of its shingles: all
+runs of `SHINGLE` words, lower-cased, without punctuation and white space. The overlap of two documents is the
+share of the smaller one's shingles that the other holds too, counted exactly. A test document that
+overlaps a train document by more than `THRESHOLD` is dropped, then a valid document that so overlaps a
+train or test document. What was dropped, and for what, is in the corpus folder's `removed.json`.
+"""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nearlm.base import files
+from nearlm.base.errors import TextError
+from nearlm.text import downloads as fetch
+
+SPLITS = ("train", "valid", "test")
+SHINGLE = 8
+THRESHOLD = 0.5
+HELD_OUT = 250_000
+LARGEST_FAMILY = 40_000
+
+Documents = dict[str, str]
+Shingles = frozenset[tuple[str, ...]]
+
+_KIN = {
+    "apache": "ecl imagemagick shl",
+    "apsl": "rpsl watcom",
+    "artistic": "clartistic nbpl ogtsl oldap",
+    "bittorrent": "motosoto",
+    "cc": "cc0",
+    "cpl": "epl ipl lpl",
+    "gpl": "agpl lgpl lgpllr sspl",
+    "isc": "0bsd",
+    "mit": "imlib2 json mitnfa x11 xnet",
+    "mpl": "cddl cpal cua erlpl freeimage gsoap interbase nokia nosl npl opl oset rhecos rscpl sissl snia spl sugarcrm",
+    "odc": "odbl pddl",
+    "ogl": "ncgl",
+    "osl": "afl nposl ucl",
+    "python": "cnri psf",
+    "tcl": "swl",
+    "uda": "c o",
+    "unicode": "icu",
+    "w3c": "ogc",
+    "ypl": "zimbra",
+    "zlib": "cube eurosym libpng",
+}
+RELATED = {relative: family for family, relatives in _KIN.items() for relative in relatives.split()}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """How a named corpus is made: its folder's name, its documents, and the split of each."""
+
+    folder: str
+    read: Callable[[], Documents]
+    assign: Callable[[Documents], dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Removal:
+    """A held-out document that was dropped because of its overlap with a document of another split."""
+
+    split: str
+    name: str
+    near_split: str
+    near_name: str
+    overlap: float
+
+
+def is_named(text: str) -> bool:
+    """Tell whether `text` names a corpus, well or badly (`spdx`, `spdx:train`, `spdx:tset`), not a path."""
+    return text.partition(":")[0] in CORPORA
+
+
+def named_corpus(text: str) -> Path:
+    """Return the folder of one split of a named corpus, like `spdx:train`; the corpus is made if missing."""
+    name, _, split = text.partition(":")
+    if name not in CORPORA:
+        raise TextError(f"there is no corpus named {name!r}; there are: {', '.join(CORPORA)}")
+    if split not in SPLITS:
+        found = f"no split {split!r}" if split else "no split named"
+        raise TextError(f"{text!r}: {found}; use one of: {', '.join(f'{name}:{each}' for each in SPLITS)}")
+    return _made(CORPORA[name]) / split
+
+
+def family(licence: str) -> str:
+    """Return the family of a licence by its SPDX id: what stands before the first hyphen, or its kin."""
+    stem = licence.removesuffix(".txt").partition("-")[0].lower()
+    return RELATED.get(stem, stem)
+
+
+def split_by_family(documents: Documents) -> dict[str, str]:
+    """Return the split of every document, keeping families whole and held-out splits varied."""
+    sizes: Counter[str] = Counter()
+    for name, text in documents.items():
+        sizes[family(name)] += len(text)
+    held = {"test": 0, "valid": 0}
+    split = dict.fromkeys(sizes, "train")
+    for each in sorted((each for each in sizes if sizes[each] <= LARGEST_FAMILY), key=_family_order):
+        smaller = min(held, key=lambda part: held[part])
+        if held[smaller] < HELD_OUT:
+            split[each] = smaller
+            held[smaller] += sizes[each]
+    return {name: split[family(name)] for name in documents}
+
+
+def split_by_path(documents: Documents) -> dict[str, str]:
+    """Return the split of every document by a hash of its name: 5 % valid, 5 % test."""
+    return {name: {0: "test", 1: "valid"}.get(_hash(name) % 20, "train") for name in documents}
+
+
+def shingles(text: str) -> Shingles:
+    """Return the set of runs of `SHINGLE` words in a text; a shorter text is one shingle."""
+    words = re.findall(r"\w+", text.lower())
+    return frozenset(tuple(words[i : i + SHINGLE]) for i in range(max(1, len(words) - SHINGLE + 1)))
+
+
+def overlap(one: Shingles, other: Shingles) -> float:
+    """Return the share of the smaller set that is in the other."""
+    return len(one & other) / min(len(one), len(other))
+
+
+def near_duplicates(documents: Documents, split: Mapping[str, str]) -> list[Removal]:
+    """Return the held-out documents to drop, each with the document that it overlaps most."""
+    sets = {name: shingles(text) for name, text in documents.items()}
+    kept = {name: part for name, part in split.items() if part == "train"}
+    removed = []
+    for part in ("test", "valid"):
+        others = dict(kept)
+        for name in (name for name in documents if split[name] == part):
+            near = max(others, key=lambda other: overlap(sets[name], sets[other]), default=None)
+            if near is not None and (share := overlap(sets[name], sets[near])) > THRESHOLD:
+                removed.append(Removal(part, name, others[near], near, share))
+            else:
+                kept[name] = part
+    return removed
+
+
+def _made(corpus: Corpus) -> Path:
+    folder = fetch.cache_dir() / "corpora" / corpus.folder
+    if folder.is_dir():
+        return folder
+    with fetch.waiting_lock(folder.parent):
+        if not folder.is_dir():
+            _make(corpus, folder)
+    return folder
+
+
+def _make(corpus: Corpus, folder: Path) -> None:
+    documents = dict(sorted(corpus.read().items()))
+    split = corpus.assign(documents)
+    removed = near_duplicates(documents, split)
+    dropped = {removal.name for removal in removed}
+    # Only one process gets here at a time, so an old part is a killed run's.
+    part = folder.with_name("part")
+    files.remove(part)
+    for name, text in documents.items():
+        if name not in dropped:
+            _write(part / split[name] / name, text)
+    files.write_json(part / "removed.json", {f"{each.split}/{each.name}": _reason(each) for each in removed})
+    files.replace(part, folder)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_bytes(path, text.encode())
+
+
+def _reason(removal: Removal) -> files.Json:
+    return {"near": f"{removal.near_split}/{removal.near_name}", "overlap": round(removal.overlap, 4)}
+
+
+def _read_spdx() -> Documents:
+    data = fetch.read_member(fetch.fetch(fetch.SPDX), "spdx_licenses/data/licenses_nonobsolete_only.json")
+    return {f"{each['spdx_id']}.txt": tidy(each["license_text"]) for each in json.loads(data)}
+
+
+def tidy(text: str) -> str:
+    """Undo what scraping did to a licence: UTF-8 read as Latin-1, indented lines, runs of blank lines."""
+    lines = (" ".join(line.split()) for line in text.encode("latin-1").decode().splitlines())
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
+
+
+def _read_pydocs() -> Documents:
+    django = _manual(fetch.DJANGO, "django", r"[^/]+/docs/((?!_theme/|requirements\.txt).+\.txt)")
+    sqlalchemy = _manual(fetch.SQLALCHEMY, "sqlalchemy", r"[^/]+/doc/build/((?!changelog/changelog_).+\.rst)")
+    return dict([*django, *sqlalchemy])
+
+
+def _manual(package: fetch.Package, root: str, pattern: str) -> Iterator[tuple[str, str]]:
+    prose = re.compile(pattern)
+    for name, data in fetch.read_members(fetch.fetch(package), lambda each: bool(prose.fullmatch(each))):
+        yield prose.sub(rf"{root}/\1", name), data.decode()
+
+
+def _family_order(name: str) -> int:
+    return _hash(f"spdx {name}")
+
+
+def _hash(text: str) -> int:
+    return int(hashlib.sha256(text.encode()).hexdigest(), 16)
+
+
+# The last number of a folder's name goes up when the rules above change.
+CORPORA = {
+    "spdx": Corpus(f"spdx-{fetch.SPDX.version}-1", _read_spdx, split_by_family),
+    "pydocs": Corpus(f"pydocs-{fetch.DJANGO.version}-{fetch.SQLALCHEMY.version}-1", _read_pydocs, split_by_path),
+}

@@ -1,0 +1,89 @@
+"""Evaluation against a plain numpy kNN-LM, and against scoring and attaching."""
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import make_text
+from nearlm.knnlm.attachment import attach
+from nearlm.knnlm.evaluation import evaluate
+from nearlm.knnlm.knnlm import KNNLM
+from nearlm.search.indexing import build_index
+from nearlm.store.build import build
+
+WINDOW = 48
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, lm):
+    folder = tmp_path_factory.mktemp("evaluate")
+    for number in range(3):
+        (folder / f"train{number}.txt").write_text(make_text(250, seed=number))
+    made = build(lm, str(folder), folder / "store", window=WINDOW, shard_records=500, quiet=True)
+    build_index(made, "flat", name="flat", quiet=True)
+    return made
+
+
+@pytest.fixture(scope="module")
+def test_text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("evaluate-text") / "test.txt"
+    path.write_text(make_text(120, seed=99))
+    return path
+
+
+def plain_knn_lm(model, tokenizer, text, store, lam, temperature, k, stride=WINDOW):
+    """Score a text with a kNN-LM in a few lines: log p of each token, LM and mixture."""
+    ids = [tokenizer.bos_token_id, *tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    keys, values = store.keys[:].astype(np.float64), store.values[:]
+    log_lm, logp, begin, done = [], [], 0, 1
+    while done < len(ids):
+        seen = []
+        hook = model.model.layers[-1].mlp.register_forward_pre_hook(lambda _, args, to=seen: to.append(args[0]))
+        window = ids[begin : min(begin + WINDOW, len(ids) - 1)]
+        with torch.no_grad():
+            logs = model(torch.tensor([window])).logits[0].double().log_softmax(-1).numpy()
+        hook.remove()
+        for i in range(done - begin - 1, len(window)):
+            target = ids[begin + i + 1]
+            d = ((keys - seen[0][0, i].double().numpy()) ** 2).sum(1)
+            near = np.argsort(d, kind="stable")[:k]
+            mass = np.exp(-(d[near] - d[near][0]) / temperature)
+            p_knn = mass[values[near] == target].sum() / mass.sum()
+            log_lm.append(logs[i, target])
+            logp.append(np.log(lam * p_knn + (1 - lam) * np.exp(logs[i, target])))
+        done, begin = begin + len(window) + 1, begin + stride
+    return np.array(log_lm), np.array(logp)
+
+
+@pytest.mark.parametrize("stride", [WINDOW, 16])
+def test_perplexity_equals_a_plain_numpy_implementation(lm, store, test_text, stride):
+    knnlm = KNNLM.load(store, lm, index="flat", lam=0.4, temperature=5.0, k=64)
+    result = evaluate(knnlm, str(test_text), stride=stride)
+    log_lm, logp = plain_knn_lm(lm.model, lm.tokenizer, test_text.read_text(), store, 0.4, 5.0, 64, stride)
+    assert result.tokens == len(logp)
+    assert result.perplexity == pytest.approx(np.exp(-logp.mean()), rel=1e-4)
+    assert result.nlm_perplexity == pytest.approx(np.exp(-log_lm.mean()), rel=1e-4)
+    assert result.bits_per_byte == pytest.approx(-logp.sum() / np.log(2) / len(test_text.read_bytes()), rel=1e-4)
+    assert result.word_perplexity == pytest.approx(np.exp(-logp.sum() / len(test_text.read_text().split())), rel=1e-4)
+
+
+def test_without_knn_it_is_the_lm_alone(lm, store, test_text):
+    alone = evaluate(KNNLM.load(store, lm, index="flat", knn=False), str(test_text))
+    mixed = evaluate(KNNLM.load(store, lm, index="flat", lam=0.0), str(test_text))
+    assert alone.perplexity == alone.nlm_perplexity == pytest.approx(mixed.perplexity, rel=1e-6)
+    assert alone.retrievals == 0 and mixed.retrievals == mixed.tokens
+
+
+def test_score_attach_and_evaluate_agree(lm, store, test_text):
+    knnlm = KNNLM.load(store, lm, index="flat", lam=0.3, temperature=4.0, k=100)
+    scores = knnlm.score(test_text.read_text())
+    ids = [lm.tokenizer.bos_token_id, *scores.tokens[: WINDOW - 1].tolist()]
+    with attach(lm, knnlm.retriever, lam=0.3, temperature=4.0, k=100) as model, torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0]
+    np.testing.assert_allclose(logits.exp().sum(-1), 1.0, rtol=1e-4)
+    attached = logits[torch.arange(WINDOW - 1), torch.tensor(ids[1:])]
+    np.testing.assert_allclose(attached, scores.logp[: WINDOW - 1], atol=1e-4)
+    ended = evaluate(knnlm, str(test_text))
+    total = -np.log(ended.perplexity) * ended.tokens
+    assert len(scores.logp) == ended.tokens - 1  # evaluation also predicts the end of the document
+    assert total <= scores.logp.sum() + 1e-4

@@ -1,0 +1,78 @@
+"""p_kNN and the mixture against float64 oracles written from the equations."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nearlm.mixing.equations import found, log_p_knn, log_p_knn_vocabulary, mix, perplexity
+
+VOCAB = 7
+
+
+def oracle(distances, tokens, temperature, weights):
+    """p_kNN(y) = Σ 1[v=y] s exp(-d/T) / Σ s exp(-d/T), in float64, one row at a time."""
+    p = np.zeros((len(tokens), VOCAB))
+    for i in range(len(tokens)):
+        real = tokens[i] >= 0
+        d = distances[i][real].astype(np.float64)
+        mass = weights[i][real] * np.exp(-(d - (d.min() if len(d) else 0)) / temperature)
+        for token, m in zip(tokens[i][real], mass, strict=True):
+            p[i, token] += m / mass.sum()
+    return p
+
+
+@st.composite
+def neighbours(draw):
+    n, k = draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    scale = draw(st.sampled_from([0.0, 1e-3, 1.0, 50.0, 5000.0]))  # 0: ties
+    distances = np.sort((rng.random((n, k)) * scale).astype(np.float32), axis=1)
+    tokens = rng.integers(-1, VOCAB, (n, k)).astype(np.int32)  # -1: fewer than k, perhaps none at all
+    weights = rng.integers(1, 9, (n, k)).astype(np.int32)
+    temperature = draw(st.sampled_from([0.1, 1.0, 3.0, 200.0]))
+    return np.where(tokens < 0, np.float32(np.inf), distances), tokens, weights, temperature
+
+
+@given(neighbours(), st.booleans())
+def test_p_knn_of_targets_and_of_the_vocabulary_equal_the_equation(case, weighted):
+    distances, tokens, weights, temperature = case
+    p = oracle(distances, tokens, temperature, weights if weighted else np.ones_like(weights))
+    given_weights = weights if weighted else None
+    dense = log_p_knn_vocabulary(distances, tokens, VOCAB, temperature, given_weights)
+    np.testing.assert_allclose(np.exp(dense), p, rtol=1e-9, atol=1e-300)
+    for target in range(VOCAB):
+        targets = np.full(len(tokens), target, np.int32)
+        np.testing.assert_allclose(
+            log_p_knn(distances, tokens, targets, temperature, given_weights), dense[:, target], rtol=1e-9
+        )
+
+
+@given(neighbours(), st.sampled_from([0.0, 0.25, 0.9, 1.0]))
+def test_the_mixture_sums_to_one_whatever_was_found(case, lam):
+    distances, tokens, weights, temperature = case
+    rng = np.random.default_rng(0)
+    log_lm = np.log(rng.dirichlet(np.ones(VOCAB), len(tokens)))
+    log_knn = log_p_knn_vocabulary(distances, tokens, VOCAB, temperature, weights)
+    mixed = np.stack([mix(log_lm[:, v], found(log_knn[:, v], log_lm[:, v], tokens), lam) for v in range(VOCAB)], axis=1)
+    np.testing.assert_allclose(np.exp(mixed).sum(1), 1.0, rtol=1e-9)
+
+
+def test_the_mixture_equals_the_equation_and_its_ends():
+    p_lm, p_knn = np.array([0.5, 0.2, 1e-30]), np.array([0.1, 0.0, 0.0])
+    with np.errstate(divide="ignore"):
+        log_lm, log_knn = np.log(p_lm), np.log(p_knn)
+    np.testing.assert_allclose(np.exp(mix(log_lm, log_knn, 0.3)), 0.3 * p_knn + 0.7 * p_lm, rtol=1e-12)
+    np.testing.assert_array_equal(mix(log_lm, log_knn, 0.0), log_lm)
+    np.testing.assert_array_equal(mix(log_lm, log_knn, 1.0), log_knn)
+    np.testing.assert_allclose(np.exp(mix(log_lm, log_knn, np.array([0.0, 0.5, 1.0]))), [0.5, 0.1, 0.0])
+
+
+def test_a_weight_is_not_divided_by_the_temperature():
+    distances, tokens = np.zeros((1, 2), np.float32), np.array([[0, 1]], np.int32)
+    p = np.exp(log_p_knn_vocabulary(distances, tokens, 2, 10.0, np.array([[3, 1]], np.int32)))
+    np.testing.assert_allclose(p, [[0.75, 0.25]])
+
+
+def test_perplexity_is_the_exponential_of_the_mean():
+    assert perplexity(np.log([0.5, 0.125])) == pytest.approx(4.0)

@@ -1,0 +1,164 @@
+"""N-gram tables against counting with dictionaries."""
+
+import functools
+import itertools
+import json
+from collections import Counter, defaultdict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import make_text
+from nearlm.base import files
+from nearlm.base.arrays import ShardedArray
+from nearlm.base.errors import StoreError
+from nearlm.mixing import ngrams
+from nearlm.mixing.ngrams import NGrams, build_ngrams, last_tokens, ngrams_folder, verify_ngrams
+from nearlm.store.build import build
+
+
+def fake_store(folder, documents, segments=1):
+    """All that tables are made from: a token stream, its documents, and a manifest."""
+    stream = np.array([token for document in documents for token in document], np.int32)
+    bounds = np.cumsum([0, *map(len, documents)])
+    checksum = files.canonical_hash([stream.tolist(), bounds.tolist()])
+    parts = [part for part in np.array_split(stream, segments) if len(part)]
+    return SimpleNamespace(
+        path=folder, tokens=ShardedArray(parts), document_bounds=bounds, manifest={"checksum": checksum}
+    )
+
+
+def oracle(documents):
+    """Count every n-gram and what follows it."""
+    frequency, followers = Counter(), defaultdict(set)
+    for document in documents:
+        for n in range(1, 5):
+            for i in range(len(document) - n + 1):
+                gram = tuple(document[i : i + n])
+                frequency[gram] += 1
+                if i + n < len(document):
+                    followers[gram].add(document[i + n])
+    return frequency, followers
+
+
+def expected(documents, contexts):
+    frequency, followers = oracle(documents)
+    grams = [[tuple(context[4 - n :]) for n in range(1, 5)] for context in contexts.tolist()]
+    return [[frequency[g] for g in row] for row in grams], [[len(followers.get(g, ())) for g in row] for row in grams]
+
+
+def all_contexts(documents):
+    """The contexts of every position of the corpus, and some that are not in it."""
+    stream = np.array([token for document in documents for token in document], np.int32)
+    bounds = np.cumsum([0, *map(len, documents)])
+    seen = last_tokens(stream, bounds, np.arange(len(stream)))
+    others = np.random.default_rng(0).choice([-1, 0, 1, 2, 3, 7, 50, 999_999], (60, 4)).astype(np.int32)
+    return np.concatenate([seen, others])
+
+
+def check(tables, documents):
+    contexts = all_contexts(documents)
+    counts = tables.look_up(contexts)
+    frequency, fertility = expected(documents, contexts)
+    np.testing.assert_array_equal(counts.frequency, frequency)
+    np.testing.assert_array_equal(counts.fertility, fertility)
+
+
+token = st.one_of(st.integers(0, 3), st.integers(0, 60), st.just(131_000))
+
+
+@given(documents=st.lists(st.lists(token, max_size=30), min_size=1, max_size=6), limit=st.integers(1, 40))
+def test_tables_equal_counting(tmp_path_factory, documents, limit):
+    if not any(documents):
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ngrams, "GROUP_POSITIONS", limit)  # groups of one first token are cut by the second
+        patch.setattr(ngrams, "_BLOCK", 7)
+        check(build_ngrams(fake_store(tmp_path_factory.mktemp("ngrams"), documents, 2)), documents)
+
+
+def test_contexts_end_where_their_document_begins():
+    tokens, bounds = np.arange(10, 20, dtype=np.int32), np.array([0, 4, 5, 10])
+    found = last_tokens(tokens, bounds, np.array([0, 1, 3, 4, 5, 6, 9]))
+    assert found.tolist() == [
+        [-1, -1, -1, -1],
+        [-1, -1, -1, 10],
+        [-1, 10, 11, 12],
+        [-1, -1, -1, -1],
+        [-1, -1, -1, -1],
+        [-1, -1, -1, 15],
+        [15, 16, 17, 18],
+    ]
+
+
+def test_a_vocabulary_of_any_size_does_not_overflow(tmp_path):
+    big = 2**31 - 2
+    documents = [[big, 5, big, 5, big], [5, big, 5, big, 5, 3]]
+    grams = np.array([token for document in documents for token in document], np.int32)
+    tables = ngrams.count_group(np.array([[big, 5, big, 5, big], [big, 5, big, 5, 3]], np.int32), np.array([5, 5]))
+    assert tables["tokens-4"].tolist() == [5] and tables["counts-4"].tolist() == [2]
+    assert tables["fertility-4"].tolist() == [2] and grams.max() == big
+
+
+def random_documents(seed=0):
+    rng = np.random.default_rng(seed)
+    return [(rng.zipf(1.4, rng.integers(1, 400)) % 50).tolist() for _ in range(20)]
+
+
+@pytest.mark.parametrize("stop", range(1, 60, 3))
+def test_a_build_goes_on_after_a_kill_to_the_same_bytes(tmp_path, monkeypatch, stop):
+    documents, operations = random_documents(), []
+    monkeypatch.setattr(ngrams, "GROUP_POSITIONS", 700)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    whole, store = fake_store(tmp_path / "a", documents), fake_store(tmp_path / "b", documents)
+    build_ngrams(whole)
+    with monkeypatch.context() as patch:
+        for name in ("write_bytes", "append", "replace", "write_at", "remove"):
+
+            def killed(real, *args):
+                operations.append(1)
+                if len(operations) == stop:
+                    raise KeyboardInterrupt
+                return real(*args)
+
+            patch.setattr(files, name, functools.partial(killed, getattr(files, name)))
+        with pytest.raises(KeyboardInterrupt):
+            build_ngrams(store)
+    check(build_ngrams(store), documents)
+    for path in ngrams_folder(whole).glob("*.*"):
+        if path.is_file():
+            assert path.read_bytes() == (ngrams_folder(store) / path.name).read_bytes(), path.name
+    assert not list(ngrams_folder(store).glob("*.job"))
+
+
+def test_tables_are_made_once_refused_when_stale_and_verified(tmp_path, lm, monkeypatch):
+    (tmp_path / "one.txt").write_text(make_text(200, seed=1))
+    (tmp_path / "two.txt").write_text(make_text(100, seed=2))
+    store = build(lm, str(tmp_path / "one.txt"), tmp_path / "store", window=64, quiet=True)
+    with pytest.raises(StoreError, match="nearlm adapt"):
+        NGrams.open(store)
+    build_ngrams(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(ngrams, "count_group", lambda *_: pytest.fail("counted again"))
+        build_ngrams(store)
+    grown = build(lm, str(tmp_path / "two.txt"), tmp_path / "store", append=True, quiet=True)
+    with pytest.raises(StoreError, match="earlier state"):
+        NGrams.open(grown)
+    tables, stream, bounds = build_ngrams(grown), grown.tokens[:], grown.document_bounds
+    assert len(bounds) == 3 and bounds[-1] == len(stream)
+    check(tables, [stream[a:b].tolist() for a, b in itertools.pairwise(bounds)])
+    verify_ngrams(grown)
+    path = ngrams_folder(grown) / "counts-3.npy"
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(StoreError, match=r"counts-3.npy is damaged"):
+        verify_ngrams(grown)
+    path.write_bytes(damaged[:-4])
+    with pytest.raises(StoreError, match="counts-3"):
+        NGrams.open(grown)
+    assert json.loads((ngrams_folder(grown) / "ngrams.json").read_text())["tokens"] == len(stream)

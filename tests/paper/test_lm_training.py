@@ -1,0 +1,446 @@
+"""Small LMs learn, their folders load like any other, and a training that was interrupted ends in the same weights."""
+
+import dataclasses
+import gc
+import random
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from conftest import make_text
+from nearlm.base import files
+from nearlm.base.errors import MissingExtraError, ModelError, OptionError, StoreError, TextError
+from nearlm.base.progress import Reporter
+from nearlm.model.lm import LM
+from nearlm.model.pretrained import ModelSpec
+from nearlm.paper import lm_training as lmtraining
+from nearlm.paper.lm_training import Schedule, SmallLM, finetune, train_lm
+from nearlm.text.windows import fill_batch, plan_windows
+
+pytest.importorskip("accelerate")
+
+TINY = SmallLM(vocabulary=280, dim=16, layers=1, heads=2, mlp=32, window=32, batch_tokens=256, rate=3e-2)
+GENTLE = Schedule(window=32, batch_tokens=128, epochs=1, rate=3e-3)
+TOKENS = 1200  # for fine-tuning: 10 steps, within the first document
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections() -> Iterator[None]:
+    """Leave what was imported out of the garbage collection that every training begins with."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three documents that say the same again and again."""
+    folder = tmp_path_factory.mktemp("repetitive")
+    for number, times in enumerate((130, 3, 20)):
+        (folder / f"{number}.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * times)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that was trained without interruption."""
+    return train_lm(str(text), tmp_path_factory.mktemp("trained") / "model", TINY)
+
+
+@pytest.fixture(scope="module")
+def trained_tokenizer(trained: Path) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(trained)
+
+
+@pytest.fixture(scope="module")
+def dropout_folder(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random GPT-2 with dropout, whose training hangs on chance."""
+    folder = tmp_path_factory.mktemp("models") / "gpt2"
+    shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("*.safetensors", "*config.json", "training.json"))
+    shutil.copy(trained / "tokenizer_config.json", folder)
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=280, n_embd=16, n_layer=1, n_head=2, n_positions=24)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, step: int, owner: Any = transformers.Trainer, name="training_step"):
+    """Stop the program when something is called for the nth time."""
+    whole, calls = getattr(owner, name), []
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        calls.append(name)
+        if len(calls) == step:
+            raise Killed
+        return whole(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, call)
+    return calls
+
+
+def careful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a checkpoint after every step."""
+    monkeypatch.setattr(lmtraining, "CHECKPOINT_SECONDS", 0.0)
+
+
+def checkpoints(out: Path) -> list[str]:
+    found = out.with_name(f"{out.name}.training").glob("train.job/checkpoints/*")
+    return sorted((path.name for path in found), key=lambda name: int(name.split("-")[1]))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def assert_same_model(found: Path, want: Path) -> None:
+    ours, theirs = load_file(found / "model.safetensors"), load_file(want / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert contents(found) == contents(want)
+
+
+def mean_loss(folder: Path, text: str) -> float:
+    lm = LM.load(str(folder))
+    tokens = np.asarray(lm.tokenizer(text)["input_ids"], np.int32)
+    scores = lm.score(fill_batch(tokens, plan_windows(np.array([0, len(tokens)]), 16, 16)))
+    return -float(scores.logp.mean())
+
+
+def test_the_loss_falls_from_chance_on_a_repetitive_text(trained: Path) -> None:
+    done = files.read_stamped(trained / "training.json")
+    assert done["first_loss"] == pytest.approx(np.log(280), rel=0.05)
+    assert done["loss"] < 0.7 * done["first_loss"]
+    assert done["tokens_seen"] == 2 * (done["tokens"] - 1)
+    assert done["steps"] == -(-2 * -(-(done["tokens"] - 1) // 31) // 8)
+
+
+def test_the_folder_loads_like_any_other(trained: Path) -> None:
+    lm = LM.load(ModelSpec(str(trained)))
+    assert (lm.dim, lm.limit, lm.vocab_size, lm.dtype) == (16, 32, 280, "float32")
+    assert lm.tokenizer.is_fast
+    assert (lm.tokenizer.bos_token_id, lm.tokenizer.eos_token_id) == (0, 1)
+    assert lm.model.config.use_cache
+    assert lm.model.lm_head.weight is lm.model.model.embed_tokens.weight
+    known = mean_loss(trained, "the quick brown fox jumps over the lazy dog.\n" * 3)
+    assert known < mean_loss(trained, "gold rush, bad hymn, few zinc tops, via eject book quo\n" * 3) - 1
+
+
+@settings(max_examples=30)
+@given(st.text(max_size=60))
+def test_any_text_comes_back_from_its_tokens(trained_tokenizer: Any, text: str) -> None:
+    for part in (text, f"  {text} .\r\n\t do n't  ,"):
+        assert trained_tokenizer.decode(trained_tokenizer.encode(part)) == part
+
+
+def test_every_token_is_predicted_once_an_epoch() -> None:
+    tokens = np.arange(100, dtype=np.int32)
+    schedule = Schedule(window=8, epochs=3, seed=5)
+    examples = lmtraining._Examples(tokens, plan_windows(np.array([0, 100]), 7, 7), schedule)
+    rows = len(examples) // 3
+    orders = []
+    for epoch in range(3):
+        items = [examples[number] for number in range(epoch * rows, (epoch + 1) * rows)]
+        assert all(torch.equal(item["labels"][:2], item["input_ids"][:2]) for item in items)
+        predicted = np.concatenate([item["labels"][1:].numpy() for item in items])
+        assert sorted(predicted[predicted >= 0]) == list(range(1, 100))
+        orders.append([int(item["input_ids"][0]) for item in items])
+    assert len({tuple(order) for order in orders}) == 3
+    assert examples.predictions == 3 * 99 == examples.predicted(slice(None))
+
+
+def test_steps_see_framed_documents_in_an_order_that_hangs_on_the_seed_alone(
+    text: Path, trained_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, whole = [], transformers.Trainer.training_step
+    monkeypatch.setattr(
+        transformers.Trainer, "training_step", lambda *a: seen.append(a[2]["input_ids"].numpy()) or whole(*a)
+    )
+    train_lm(str(text), tmp_path / "model", dataclasses.replace(TINY, seed=3))
+    stream = []
+    for path in sorted(text.iterdir()):
+        stream += [0, *trained_tokenizer.encode(path.read_text()), 1]
+    rows = [stream[start : start + 32] for start in range(0, len(stream) - 1, 31)]
+    rows[-1] += [0] * (32 - len(rows[-1]))
+    orders = [np.random.default_rng((3, epoch)).permutation(len(rows)) for epoch in range(2)]
+    np.testing.assert_array_equal(np.concatenate(seen), np.array(rows)[np.concatenate(orders)])
+
+
+@pytest.mark.parametrize("step", [1, 2, 9, 20])
+def test_an_interrupted_training_ends_in_the_same_weights(
+    step: int, text: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "model"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        careful(patch)
+        interrupt(patch, step)
+        train_lm(str(text), out, TINY)
+    assert not out.exists()
+    assert checkpoints(out) == [f"checkpoint-{number}" for number in range(max(1, step - 2), step)]
+    with monkeypatch.context() as patch:
+        calls = interrupt(patch, -1)
+        train_lm(str(text), out, TINY)
+    assert len(calls) == files.read_stamped(out / "training.json")["steps"] - (step - 1)
+    assert_same_model(out, trained)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_resumed_training_uses_as_many_threads_as_it_began_with(
+    text: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, seen, whole = torch.get_num_threads(), set(), transformers.Trainer.training_step
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        careful(patch)
+        interrupt(patch, 5)
+        train_lm(str(text), tmp_path / "model", TINY)
+    monkeypatch.setattr(
+        transformers.Trainer, "training_step", lambda *a: seen.add(torch.get_num_threads()) or whole(*a)
+    )
+    torch.set_num_threads(before + 1)
+    try:
+        train_lm(str(text), tmp_path / "model", TINY)
+        assert (seen, torch.get_num_threads()) == ({before}, before + 1)
+    finally:
+        torch.set_num_threads(before)
+    assert_same_model(tmp_path / "model", trained)
+
+
+@pytest.mark.parametrize("damage", ["half-written", "flipped", "cut", "both"])
+def test_a_damaged_checkpoint_is_passed_over(
+    damage: str, text: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "model"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        careful(patch)
+        if damage == "half-written":  # a checkpoint calls it for optimizer, schedule, chance and arguments
+            interrupt(patch, 4 * 6 + 2, torch, "save")
+        else:
+            interrupt(patch, 8)
+        train_lm(str(text), out, TINY)
+    assert checkpoints(out)[-1] == "checkpoint-7"
+    for name in checkpoints(out)[0 if damage == "both" else -1 :]:
+        path = tmp_path / "model.training" / "train.job" / "checkpoints" / name / "optimizer.pt"
+        if damage == "flipped":
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+        elif damage != "half-written":
+            files.truncate(path, 100)
+    with monkeypatch.context() as patch:
+        calls = interrupt(patch, -1)
+        train_lm(str(text), out, TINY)
+    left = files.read_stamped(out / "training.json")["steps"] - len(calls)
+    assert left == (0 if damage == "both" else 6)
+    assert_same_model(out, trained)
+
+
+@pytest.mark.parametrize("call", [1, 2, 5, 7, 8, 9])
+def test_a_kill_at_any_write_outside_the_steps_does_no_harm(
+    call: int, text: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "model"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        interrupt(patch, call, files, "replace")
+        train_lm(str(text), out, TINY)
+    assert not out.exists()
+    train_lm(str(text), out, TINY)
+    assert_same_model(out, trained)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_kill_after_the_rename_leaves_a_finished_model(
+    text: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Path(shutil.copytree(trained, tmp_path / "model"))
+    (tmp_path / "model.training" / "train.job").mkdir(parents=True)
+    monkeypatch.setattr(transformers.Trainer, "train", None)
+    assert train_lm(str(text), out, TINY) == out
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_finished_folder_is_not_trained_again(text: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = contents(trained)
+    monkeypatch.setattr(transformers.Trainer, "train", None)
+    assert train_lm([str(text)], trained, TINY) == trained
+    assert contents(trained) == before
+    assert [path.name for path in trained.parent.iterdir()] == ["model"]
+
+
+def test_a_finished_folder_refuses_other_options_and_texts(text: Path, trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"trained with rate=0.03, expected rate=0.02; choose another folder"):
+        train_lm(str(text), trained, dataclasses.replace(TINY, rate=0.02))
+    with pytest.raises(StoreError, match=r"trained with max_tokens=None, expected max_tokens=99;"):
+        train_lm(str(text), trained, TINY, max_tokens=99)
+    other = Path(shutil.copytree(text, tmp_path / text.name))
+    (other / "0.txt").write_text("something else")
+    with pytest.raises(StoreError, match=r"made from a text \w{12}, which is \w{12} now; restore"):
+        train_lm(str(other), trained, TINY)
+
+
+def test_an_unfinished_training_refuses_other_options_and_texts(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, out = Path(shutil.copytree(text, tmp_path / "text")), tmp_path / "model"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        careful(patch)
+        interrupt(patch, 4)
+        train_lm(str(own), out, TINY)
+    with pytest.raises(StoreError, match=r"unfinished training with dim=16, expected dim=32; go on with that"):
+        train_lm(str(own), out, dataclasses.replace(TINY, dim=32))
+    (own / "2.txt").write_text("something else")
+    with pytest.raises(StoreError, match=r"model.training was made from a text \w{12}, which is \w{12} now"):
+        train_lm(str(own), out, TINY)
+
+
+def test_options_may_be_changed_before_the_first_checkpoint(
+    text: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        interrupt(patch, 4)
+        train_lm(str(text), tmp_path / "model", dataclasses.replace(TINY, dim=32))
+    assert_same_model(train_lm(str(text), tmp_path / "model", TINY), trained)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vocabulary": 257}, "vocabulary is 257, expected at least 258"),
+        ({"dim": 30, "heads": 4}, "dim is 30, expected a multiple of twice the 4 heads"),
+        ({"window": 1}, "window is 1, expected at least 2"),
+        ({"rate": 0.0}, "rate is 0.0, expected a number above 0"),
+        ({"warmup": 1.0}, "warmup is 1.0, expected a share"),
+        ({"layers": 0}, "layers is 0, expected at least 1"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        SmallLM(**options)
+
+
+def test_places_and_texts_that_cannot_be_used(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "diary.txt").write_text("dear diary")
+    with pytest.raises(StoreError, match=r"holds 'diary.txt' but no training.json"):
+        train_lm(str(text), tmp_path / "notes", TINY)
+    with pytest.raises(StoreError, match=r"diary.txt is a file"):
+        train_lm(str(text), tmp_path / "notes" / "diary.txt", TINY)
+    with pytest.raises(TextError, match=r"- can be read only once"):
+        train_lm("-", tmp_path / "model", TINY)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+
+
+def test_a_loss_that_is_no_number_stops_the_training(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"the loss is (nan|inf) at step \d+; choose a lower rate"):
+        train_lm(str(text), tmp_path / "model", dataclasses.replace(TINY, rate=1e30, warmup=0.0))
+
+
+def test_a_small_disk_is_refused_beforehand(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(StoreError, match=r"1.0 kB of free disk, training needs \d+.\d kB; free some"):
+        train_lm(str(text), tmp_path / "model", TINY)
+
+
+def test_the_callers_chance_and_terminal_are_left_alone(
+    text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    careful(monkeypatch)
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(12345)
+    before = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
+    short = dataclasses.replace(TINY, epochs=1)
+    train_lm(str(text), tmp_path / "quiet", short)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), str(np.random.get_state())) == before[1:]
+    assert capfd.readouterr() == ("", "")
+    train_lm(str(text), tmp_path / "loud", short, reporter=Reporter())
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert [line.split()[0] for line in err.splitlines()] == ["training", "training", f"{tmp_path / 'loud'}:"]
+    assert "of memory and" in err
+
+
+def test_a_batch_in_parts_is_the_same_batch(
+    text: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lmtraining, "_LOGIT_BYTES", 2 * 4 * 32 * 280)
+    calls = interrupt(monkeypatch, -1)
+    out = train_lm(str(text), tmp_path / "model", TINY)
+    assert len(calls) > 3.5 * files.read_stamped(out / "training.json")["steps"]
+    ours, theirs = load_file(out / "model.safetensors"), load_file(trained / "model.safetensors")
+    torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.02)  # AdamW magnifies rounding
+
+
+def test_fine_tuning_lowers_the_loss_and_leaves_the_original_alone(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text(make_text(3000))
+    original = contents(trained)
+    out = finetune(
+        ModelSpec(str(trained)), str(tmp_path / "other.txt"), tmp_path / "tuned", tokens=3000, options=GENTLE
+    )
+    done = files.read_stamped(out / "training.json")
+    assert (done["tokens"], done["tokens_seen"], done["steps"]) == (3000, 2999, 25)
+    assert done["first_loss"] == pytest.approx(mean_loss(trained, make_text(300)), rel=0.1)
+    assert mean_loss(out, make_text(300)) < mean_loss(trained, make_text(300)) - 0.5
+    assert contents(trained) == original
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    assert tokenizer.get_vocab() == transformers.AutoTokenizer.from_pretrained(trained).get_vocab()
+    assert str(tmp_path) not in (out / "config.json").read_text() + (out / "training.json").read_text()
+
+
+def test_interrupted_fine_tuning_draws_the_same_dropout(
+    dropout_folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lmtraining, "_LOGIT_BYTES", 2 * 4 * 24 * 280)  # batches in parts
+    tuning: dict[str, Any] = {"tokens": TOKENS, "options": GENTLE}
+    want = finetune(str(dropout_folder), str(text), tmp_path / "whole", **tuning)
+    assert files.read_stamped(want / "training.json")["asked"]["window"] == 24  # all that the model reads
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        careful(patch)
+        interrupt(patch, 8)
+        finetune(str(dropout_folder), str(text), tmp_path / "model", **tuning)
+    assert_same_model(finetune(str(dropout_folder), str(text), tmp_path / "model", **tuning), want)
+
+
+def test_fine_tuning_is_done_once_and_refuses_another_model_or_text(
+    dropout_folder: Path, trained: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, tuning = Path(shutil.copytree(text, tmp_path / "text")), {"tokens": TOKENS, "options": GENTLE}
+    out = finetune(str(trained), str(own), tmp_path / "tuned", **tuning)
+    monkeypatch.setattr(transformers.Trainer, "train", None)
+    (own / "2.txt").write_text("what stands behind the last token that was used does not matter")
+    assert finetune(str(trained), str(own), out, **tuning) == out
+    with pytest.raises(StoreError, match=r"was trained with model=\w+, expected model=\w+"):
+        finetune(str(dropout_folder), str(own), out, **tuning)
+    (own / "0.txt").write_text("something else")
+    with pytest.raises(StoreError, match=r"made from a text"):
+        finetune(str(trained), str(own), out, **tuning)
+
+
+@pytest.mark.parametrize("kind", [{"quantization": "4bit"}, {"adapter": "some/adapter"}])
+def test_only_plain_models_are_fine_tuned(kind: dict[str, str], trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"cannot be fine-tuned; name a plain model"):
+        finetune(ModelSpec(str(trained), **kind), "no text", tmp_path / "tuned", tokens=100)
+
+
+def test_a_missing_accelerate_names_the_extra(text: Path, trained: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    for start in (
+        lambda: train_lm(str(text), tmp_path / "model", TINY),
+        lambda: finetune(str(trained), str(text), tmp_path / "model", tokens=100),
+    ):
+        with pytest.raises(MissingExtraError, match=r"pip install 'nearlm\[train\]'"):
+            start()
+    assert not list(tmp_path.iterdir())

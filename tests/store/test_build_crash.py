@@ -1,0 +1,313 @@
+"""A build that is stopped anywhere goes on, and ends byte-identical to one that was not.
+
+First every single call that changes something on disk is made the last one, in this process; then
+real processes are killed.
+"""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from conftest import make_text
+from nearlm.base import columns, files
+from nearlm.base.errors import StoreError
+from nearlm.store.build import build
+from nearlm.store.datastore import Datastore
+from nearlm.text import tokens as tokenise
+
+CHANGING = ("append", "write_at", "sync", "replace", "allocate", "truncate", "remove")
+TORN = ("append", "write_at", "remove")
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+class Doom:
+    """Lets the n-th change on disk, or its first half if torn, be the last thing that happens; 0 is never."""
+
+    def __init__(self, at: int, torn: bool = False):
+        self.at, self.torn = at, torn
+        self.calls: list[str] = []
+
+    def wrap(self, name: str, real: Callable) -> Callable:
+        def call(*arguments):
+            self.calls.append(name)
+            if self.at and len(self.calls) >= self.at:
+                if self.torn and len(self.calls) == self.at:
+                    _half(name, real, *arguments)
+                raise Killed  # and whatever would tidy up afterwards does not come to it either
+            return real(*arguments)
+
+        return call
+
+
+def _half(name: str, real: Callable, *arguments) -> None:
+    """Do half of a change."""
+    if name == "remove":
+        inside = sorted(arguments[0].iterdir()) if arguments[0].is_dir() else []
+        for path in inside[: len(inside) // 2]:
+            real(path)
+    elif name in TORN:
+        file, data, *offset = arguments
+        data = memoryview(data).cast("B")
+        real(file, data[: len(data) // 2], *offset)
+        file.flush()
+
+
+@contextlib.contextmanager
+def doomed(at: int, torn: bool = False) -> Iterator[Doom]:
+    """Run something with its end appointed; every batch is a checkpoint, and nothing waits for the disk."""
+    doom = Doom(at, torn)
+    clock = SimpleNamespace(monotonic=lambda: 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files.os, "fsync", lambda _: None)
+        patch.setattr(files.os, "fdatasync", lambda _: None)
+        for module in (columns, tokenise):
+            patch.setattr(module, "CHECKPOINT_SECONDS", 0)
+            patch.setattr(module, "time", clock)
+        patch.setattr(tokenise, "_BATCH_CHARACTERS", 60)
+        for name in CHANGING:
+            patch.setattr(files, name, doom.wrap(name, getattr(files, name)))
+        with contextlib.suppress(Killed):
+            yield doom
+
+
+def tree(store: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(store)): path.read_bytes() for path in sorted(store.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory) -> Path:
+    """Two texts of a few short rows, one of them empty."""
+    folder = tmp_path_factory.mktemp("rows")
+    for name, lengths in (("rows.jsonl", (12, 0, 5, 9)), ("more.jsonl", (7, 11))):
+        texts = [make_text(words, seed) if words else "" for seed, words in enumerate(lengths)]
+        (folder / name).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return folder
+
+
+def run_build(lm, rows: Path, out: Path) -> Datastore:
+    return build(lm, str(rows / "rows.jsonl"), out, quiet=True, window=8, batch_tokens=16, shard_records=44)
+
+
+def run_append(lm, rows: Path, out: Path) -> Datastore:
+    return build(lm, str(rows / "more.jsonl"), out, quiet=True, append=True, batch_tokens=16, shard_records=44)
+
+
+@pytest.fixture(scope="module")
+def whole(lm, rows, tmp_path_factory) -> SimpleNamespace:
+    """What uninterrupted runs give, and how many changes they make on disk."""
+    folder = tmp_path_factory.mktemp("whole")
+    with doomed(0) as first:
+        run_build(lm, rows, folder / "built")
+    shutil.copytree(folder / "built", folder / "appended")
+    with doomed(0) as second:
+        run_append(lm, rows, folder / "appended")
+    assert len(Datastore.open(folder / "appended").manifest["shards"]) >= 3
+    return SimpleNamespace(
+        folder=folder,
+        built=tree(folder / "built"),
+        appended=tree(folder / "appended"),
+        build_calls=first.calls,
+        append_calls=second.calls,
+    )
+
+
+def points(calls: list[str]) -> list[tuple[int, bool]]:
+    """Every change, not begun; and every write and removal, half done."""
+    numbered = list(enumerate(calls, start=1))
+    return [(n, False) for n, _ in numbered] + [(n, True) for n, name in numbered if name in TORN]
+
+
+def test_small_runs_make_every_kind_of_change(whole):
+    assert set(whole.build_calls) >= set(CHANGING) - {"truncate"}
+    assert whole.build_calls.count("write_at") > 8
+    assert set(whole.append_calls) >= set(CHANGING) - {"truncate"}
+
+
+def test_a_build_goes_on_from_every_point(lm, rows, whole, tmp_path):
+    for at, torn in points(whole.build_calls):
+        out = tmp_path / "store"
+        with doomed(at, torn) as doom:
+            run_build(lm, rows, out)
+        assert len(doom.calls) >= at, "it was not stopped"
+        if not (out / "manifest.json").exists():
+            with pytest.raises(StoreError):
+                Datastore.open(out)
+        with doomed(0):
+            run_build(lm, rows, out)
+        assert tree(out) == whole.built, f"stopped at change {at} ({doom.calls[at - 1]}, torn: {torn})"
+        shutil.rmtree(out)
+
+
+def test_an_append_goes_on_from_every_point_and_the_old_store_stays_readable(lm, rows, whole, tmp_path):
+    old = {name: data for name, data in whole.built.items() if name not in ("manifest.json", ".lock")}
+    for at, torn in points(whole.append_calls):
+        out = tmp_path / "store"
+        shutil.copytree(whole.folder / "built", out)
+        with doomed(at, torn):
+            run_append(lm, rows, out)
+        where = f"stopped at change {at} ({whole.append_calls[at - 1]}, torn: {torn})"
+        store = Datastore.open(out)
+        store.verify()
+        manifest = (out / "manifest.json").read_bytes()
+        assert manifest in (whole.built["manifest.json"], whole.appended["manifest.json"]), where
+        assert {name: (out / name).read_bytes() for name in old} == old, where
+        with doomed(0):
+            run_append(lm, rows, out)
+        assert tree(out) == whole.appended, where
+        shutil.rmtree(out)
+
+
+def test_a_build_goes_on_after_many_stops(lm, rows, whole, tmp_path):
+    """Stop every run after a few changes: also the changes that only a resumed run makes are the last ones once."""
+    choice, kinds = random.Random(0), set()
+    for number in range(8):
+        out, stops = tmp_path / f"store{number}", 0
+        while True:
+            with doomed(choice.randint(6, 40), choice.random() < 0.5) as doom:
+                run_build(lm, rows, out)
+                break
+            kinds.add(doom.calls[-1])
+            stops += 1
+            assert stops < 300, "it does not get on"
+        assert stops >= 3
+        with doomed(0):
+            run_build(lm, rows, out)
+        assert tree(out) == whole.built
+    assert kinds >= {"append", "sync", "replace"}
+
+
+def test_every_change_of_a_resumed_run_may_be_its_last(lm, rows, whole, tmp_path):
+    """The second of two stops comes at every change that a resumed run makes before its first new batch."""
+    middle = [n for n, name in enumerate(whole.build_calls, start=1) if name == "write_at"]
+    for first in (middle[0], middle[1], middle[len(middle) // 2]):
+        with doomed(first):
+            run_build(lm, rows, tmp_path / "stopped")
+        for second in range(1, 14):
+            out = Path(shutil.copytree(tmp_path / "stopped", tmp_path / "store"))
+            with doomed(second, torn=second % 2 == 0):
+                run_build(lm, rows, out)
+            with doomed(0):
+                run_build(lm, rows, out)
+            assert tree(out) == whole.built, f"stopped at change {first}, then {second}"
+            shutil.rmtree(out)
+        shutil.rmtree(tmp_path / "stopped")
+
+
+# Real processes. One of them imports torch once and forks one child a run, so that a run takes no seconds to start.
+
+RUNNER = """
+import json, os, random, runpy, signal, sys, threading, time
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from nearlm.base import columns
+from nearlm.store import build as extract
+from nearlm.base import files
+from nearlm.text import tokens as tokenise
+
+def arm(kind, after, seed):
+    left = [after]
+    def wrap(real):
+        def call(*arguments):
+            left[0] -= 1
+            if left[0] == 0:
+                delay = random.Random(seed).random() * 0.003
+                threading.Timer(delay, os.kill, (os.getpid(), kind)).start()
+            if left[0] < -10:  # on a busy machine the signal may come late: wait for it
+                time.sleep(60)
+            return real(*arguments)
+        return call
+    for name in ("append", "write_at", "sync", "replace"):
+        setattr(files, name, wrap(getattr(files, name)))
+
+def child(job):
+    os.dup2(os.open(job["stderr"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    columns.CHECKPOINT_SECONDS = tokenise.CHECKPOINT_SECONDS = 0
+    if job["signal"]:
+        arm(job["signal"], job["after"], job["seed"])
+    sys.argv = ["nearlm", *job["arguments"]]
+    try:
+        runpy.run_module("nearlm", run_name="__main__")
+    except SystemExit as end:
+        os._exit(end.code or 0)
+    os._exit(0)
+
+print("ready", flush=True)
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        child(json.loads(line))
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+class Runner:
+    """Runs `nearlm` in forked processes that may get a signal after so many changes on disk."""
+
+    def __init__(self, process: subprocess.Popen, stderr: Path):
+        self.process, self.stderr = process, stderr
+
+    def __call__(self, arguments: list[str], kind: int = 0, after: int = 0, seed: int = 0) -> int:
+        job = {"arguments": arguments, "signal": kind, "after": after, "seed": seed, "stderr": str(self.stderr)}
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+
+@pytest.fixture
+def runner(tmp_path) -> Iterator[Runner]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    with subprocess.Popen(
+        [sys.executable, "-c", RUNNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield Runner(process, tmp_path / "stderr")
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(timeout=60)
+
+
+def test_real_kills_and_an_interrupt_change_no_byte(runner, model_folder, text_folder, tmp_path):
+    def command(out: str) -> list[str]:
+        options = {"model": model_folder, "text": text_folder, "out": tmp_path / out}
+        options |= {"window": 16, "batch-tokens": 16, "shard-records": 500}
+        return ["build", *(item for name, value in options.items() for item in (f"--{name}", str(value)))]
+
+    assert runner(command("whole")) == 0, runner.stderr.read_text()
+    noted, choice = [], random.Random(1)
+    for number in range(5):
+        after = choice.randint(20, 60)
+        assert runner(command("store"), signal.SIGKILL, after, seed=number) == -signal.SIGKILL
+        assert not (tmp_path / "store" / "manifest.json").exists(), "it was too fast to be killed"
+        states = sorted((tmp_path / "store" / "build.job").glob("shard-*.json"))
+        noted.append(sum(files.read_json(state)["batches"] for state in states))
+    assert noted == sorted(noted)
+    assert noted[-1] > noted[0], "it does not get on"
+
+    assert runner(command("store"), signal.SIGINT, 30) == 130
+    said = [line for line in runner.stderr.read_text().splitlines() if line]
+    assert said[-1] == "nearlm: interrupted; the same command goes on where it stopped"
+    assert not [line for line in said if "Traceback" in line]
+    with pytest.raises(StoreError, match="unfinished build"):
+        Datastore.open(tmp_path / "store")
+
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = [sys.executable, "-m", "nearlm", *command("store")]
+    last = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
+    assert last.returncode == 0, last.stderr
+    assert "going on with the unfinished build" in last.stderr
+    assert tree(tmp_path / "store") == tree(tmp_path / "whole")
+    Datastore.open(tmp_path / "store").verify()
