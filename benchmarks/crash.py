@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from nearlm.base import columns
+from nearlm.base import jobs
 from nearlm.base.errors import StoreError
 from nearlm.store.build import build
 from nearlm.store.datastore import Datastore
@@ -116,7 +116,7 @@ def kill_until_done(command, seconds: float, choice: random.Random, count: Count
 
 
 def start(model: str, text: str, out: Path, append: bool) -> None:
-    columns.CHECKPOINT_SECONDS = tokenise.CHECKPOINT_SECONDS = 0.0
+    jobs.CHECKPOINT_SECONDS = tokenise.CHECKPOINT_SECONDS = 0.0
     part = {"max_tokens": 3000} if append else {}
     try:
         build(model, text, out, quiet=True, append=append, **OPTIONS, **part)

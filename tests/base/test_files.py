@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearlm.base import files
+from nearlm.base import files, jobs
 from nearlm.base.errors import StoreError
 
 STEPS = ("append", "sync", "replace")
@@ -183,12 +183,12 @@ with files.lock(Path({str(tmp_path)!r})):
 
 
 def test_a_job_remembers_its_plan_and_steps_until_it_is_closed(tmp_path: Path):
-    job = files.Job(tmp_path, "work")
+    job = jobs.Job(tmp_path, "work")
     assert not job.started
     assert job.state("a") == {}
     job.begin({"n": 1})
     job.note("a", {"done": 3})
-    again = files.Job(tmp_path, "work")
+    again = jobs.Job(tmp_path, "work")
     assert again.started
     assert again.plan() == {"n": 1}
     assert again.state("a") == {"done": 3}
@@ -203,7 +203,7 @@ def test_a_job_remembers_its_plan_and_steps_until_it_is_closed(tmp_path: Path):
 
 
 def test_a_job_closed_half_way_is_no_job(tmp_path: Path, monkeypatch):
-    job = files.Job(tmp_path, "work")
+    job = jobs.Job(tmp_path, "work")
     job.begin({"n": 1})
     real, calls = files.remove, []
 

@@ -96,10 +96,10 @@ def test_the_lm_and_the_search_run_once(lm, store, valid, monkeypatch):
 
 def test_a_trace_goes_on_after_a_kill(lm, store, tmp_path, monkeypatch):
     (tmp_path / "v.txt").write_text(make_text(200, seed=77))
-    from nearlm.base import columns
+    from nearlm.base import jobs
     from nearlm.mixing import traces as trace
 
-    monkeypatch.setattr(columns, "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr(jobs, "CHECKPOINT_SECONDS", 0)
     monkeypatch.setattr(trace, "SCORE_BATCH_TOKENS", 64)
     real, calls = type(lm).score, []
 

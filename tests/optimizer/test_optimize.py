@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conftest import make_text
-from nearlm.base import files
+from nearlm.base import jobs
 from nearlm.base.errors import OptionError, StoreError
 from nearlm.knnlm.evaluation import evaluate
 from nearlm.knnlm.knnlm import KNNLM
@@ -17,8 +17,8 @@ from nearlm.mixing.adaptor_training import split_rows
 from nearlm.mixing.ngrams import last_tokens
 from nearlm.mixing.traces import Reading, read_text, trace_lm, trace_search
 from nearlm.optimizer import bench
-from nearlm.optimizer import optimize as optimizing
-from nearlm.optimizer.optimize import optimize
+from nearlm.optimizer import optimization as optimizing
+from nearlm.optimizer.optimization import optimize
 from nearlm.optimizer.points import Choice, Goal, Point, Shape, Skipping, cheapest, estimates, preferred
 from nearlm.search.retriever import Retriever
 from nearlm.store.build import build
@@ -228,7 +228,7 @@ def test_a_refused_store_is_out_of_the_way_at_once(store, lm, texts, tmp_path, s
     monkeypatch.setattr(
         optimizing, "cheapest", lambda points, goal: points[0] if goal.skipping else points[1]
     )  # two different ones
-    real = files.Job.note
+    real = jobs.Job.note
 
     def killed(self, step, state):
         if step == "refused":
@@ -236,7 +236,7 @@ def test_a_refused_store_is_out_of_the_way_at_once(store, lm, texts, tmp_path, s
         real(self, step, state)
 
     with monkeypatch.context() as patched:
-        patched.setattr(files.Job, "note", killed)
+        patched.setattr(jobs.Job, "note", killed)
         with pytest.raises(KeyboardInterrupt):
             optimize(lm, store, valid, out, budget=0.5)
     assert not out.exists()

@@ -16,7 +16,7 @@ from nearlm.mixing.traces import Reading, trace_lm, trace_search
 from nearlm.mixing.tuning import best_setting
 from nearlm.model.lm import LM
 from nearlm.optimizer import bench
-from nearlm.optimizer import optimize as optimizing
+from nearlm.optimizer import optimization as optimizing
 from nearlm.paper import reproduction as reproducing
 from nearlm.paper.main_table import compared
 from nearlm.paper.report import write_report

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearlm.base import files
+from nearlm.base import jobs
 from nearlm.base.errors import OptionError, StoreError
 from nearlm.base.progress import Reporter
 from nearlm.search.indexing import build_index
@@ -204,7 +204,7 @@ def test_the_search_goes_on_after_a_kill(places, tmp_path, monkeypatch):
     whole = shutil.copytree(places.path, tmp_path / "copy")
     expected = prune_store(whole, "merge", tmp_path / "expected", neighbors=9, quiet=True)
     monkeypatch.setattr(self_search, "SEARCH_BLOCK", 50)
-    monkeypatch.setattr("nearlm.base.columns.CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr("nearlm.base.jobs.CHECKPOINT_SECONDS", 0)
     searched, real = [], self_search.search_block
 
     def killed(store, index, start, k):
@@ -220,7 +220,7 @@ def test_the_search_goes_on_after_a_kill(places, tmp_path, monkeypatch):
     assert searched == [0, 50, 100, 150, 150, 200, 250]
     for name in ("keys", "weights", "origin"):
         np.testing.assert_array_equal(getattr(made, name)[:], getattr(expected, name)[:])
-    assert not files.Job(places.path / "index" / "default", "neighbors").started
+    assert not jobs.Job(places.path / "index" / "default", "neighbors").started
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from conftest import make_text
+from nearlm.base import Job
 from nearlm.base.errors import OptionError, StoreError
 from nearlm.knnlm.knnlm import load_lm
 from nearlm.search.indexing import build_index
@@ -13,7 +14,6 @@ from nearlm.search.retriever import Retriever
 from nearlm.shrink import reduction as reduce
 from nearlm.shrink.pruning import prune_store
 from nearlm.shrink.reduction import moments, reduce_store, train_pca
-from nearlm.store import derivation as derive
 from nearlm.store.build import build
 from nearlm.store.datastore import Datastore
 from synthetic import make_store
@@ -189,11 +189,11 @@ def test_a_finished_store_is_found_and_another_is_refused(store, tmp_path, capsy
 
 
 def test_an_unfinished_one_goes_on_only_with_the_same_options(store, tmp_path, monkeypatch):
-    real = derive.fill_columns
-    monkeypatch.setattr(derive, "fill_columns", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    real = Job.fill
+    monkeypatch.setattr(Job, "fill", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         reduce_store(store, 4, tmp_path / "made", quiet=True)
-    monkeypatch.setattr(derive, "fill_columns", real)
+    monkeypatch.setattr(Job, "fill", real)
     with pytest.raises(StoreError, match="repeating its `nearlm reduce` command"):
         Datastore.open(tmp_path / "made")
     with pytest.raises(StoreError, match=r"begun with `reduce --dim 4 .*now `reduce --dim 5"):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import nearlm
 from conftest import make_llama, make_text, make_tokenizer
-from nearlm.base import columns, files
+from nearlm.base import files, jobs
 from nearlm.base.errors import ModelError, NearLMError, OptionError, StoreError, TextError
 from nearlm.model.lm import LM
 from nearlm.model.pretrained import ModelSpec
@@ -139,7 +139,7 @@ def interrupt(monkeypatch, make, at: int = 2, **options) -> None:
     real = LM.keys
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(LM, "keys", keys)
-        patch.setattr(columns, "CHECKPOINT_SECONDS", 0)
+        patch.setattr(jobs, "CHECKPOINT_SECONDS", 0)
         patch.setattr(tokenise, "CHECKPOINT_SECONDS", 0)
         make(**{"batch_tokens": 64, **options})
 
@@ -546,7 +546,7 @@ class TestGoingOn:
                     break
                 except KeyboardInterrupt:
                     pass
-            thrown_away = not files.Job(tmp_path / f"copy{stop}", "build").started
+            thrown_away = not jobs.Job(tmp_path / f"copy{stop}", "build").started
             make(f"copy{stop}", restart=not thrown_away and stop == 1)
             assert everything(tmp_path / f"copy{stop}") == everything(tmp_path / "whole")
         assert stop > 15
@@ -625,7 +625,7 @@ class TestAppend:
         shutil.copytree(tmp_path / "store", tmp_path / "whole")
         make("whole", text=more, append=True, batch_tokens=64)
         interrupt(monkeypatch, make, at=4, text=more, append=True)
-        noted = files.Job(tmp_path / "store", "build").state("shard-00002")
+        noted = jobs.Job(tmp_path / "store", "build").state("shard-00002")
         assert noted["batches"] == 3
         calls, real = [], LM.keys
         monkeypatch.setattr(LM, "keys", lambda self, batch: calls.append(1) or real(self, batch))

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 from conftest import make_text
-from nearlm.base import columns, files
+from nearlm.base import files, jobs
 from nearlm.base.errors import StoreError
 from nearlm.store.build import build
 from nearlm.store.datastore import Datastore
@@ -73,7 +73,7 @@ def doomed(at: int, torn: bool = False) -> Iterator[Doom]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files.os, "fsync", lambda _: None)
         patch.setattr(files.os, "fdatasync", lambda _: None)
-        for module in (columns, tokenise):
+        for module in (jobs, tokenise):
             patch.setattr(module, "CHECKPOINT_SECONDS", 0)
             patch.setattr(module, "time", clock)
         patch.setattr(tokenise, "_BATCH_CHARACTERS", 60)
@@ -211,7 +211,7 @@ def test_every_change_of_a_resumed_run_may_be_its_last(lm, rows, whole, tmp_path
 RUNNER = """
 import json, os, random, runpy, signal, sys, threading, time
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
-from nearlm.base import columns
+from nearlm.base import jobs
 from nearlm.store import build as extract
 from nearlm.base import files
 from nearlm.text import tokens as tokenise
@@ -234,7 +234,7 @@ def arm(kind, after, seed):
 def child(job):
     os.dup2(os.open(job["stderr"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    columns.CHECKPOINT_SECONDS = tokenise.CHECKPOINT_SECONDS = 0
+    jobs.CHECKPOINT_SECONDS = tokenise.CHECKPOINT_SECONDS = 0
     if job["signal"]:
         arm(job["signal"], job["after"], job["seed"])
     sys.argv = ["nearlm", *job["arguments"]]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_extract import assert_holds, everything, expected, frame
+from test_build import assert_holds, everything, expected, frame
 
 from conftest import make_llama, make_text, make_tokenizer
 from nearlm.base import files

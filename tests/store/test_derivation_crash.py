@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_crash import CHANGING, TORN, Doom, Killed, tree
+from test_build_crash import CHANGING, TORN, Doom, Killed, tree
 
-from nearlm.base import columns, files
+from nearlm.base import files, jobs
 from nearlm.base.errors import StoreError
 from nearlm.search.indexing import build_index
 from nearlm.shrink import neighbors, pruning
@@ -37,7 +37,7 @@ def doomed(at: int, torn: bool = False):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files.os, "fsync", lambda _: None)
         patch.setattr(files.os, "fdatasync", lambda _: None)
-        for module in (columns, rank):
+        for module in (jobs, rank):
             patch.setattr(module, "CHECKPOINT_SECONDS", 0)
             patch.setattr(module, "time", clock)
         for module, name, value in (

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from nearlm.base import cache_dir
 from nearlm.base.errors import FetchError
 from nearlm.text import downloads as fetch
 
@@ -107,7 +108,7 @@ def test_cache_dir_prefers_own_then_xdg_then_home(monkeypatch, nearlm, xdg, expe
         monkeypatch.delenv(name, raising=False)
         if value is not None:
             monkeypatch.setenv(name, value)
-    assert fetch.cache_dir() == Path(expected)
+    assert cache_dir() == Path(expected)
 
 
 def test_fetch_downloads_once_and_leaves_nothing_else(pip, cache):

@@ -263,7 +263,7 @@ def test_near_duplicates_are_left_out_and_written_down(monkeypatch, small_spdx):
 
 def test_a_corpus_is_made_once(monkeypatch, small_spdx):
     first = named.named_corpus("spdx:train").parent
-    monkeypatch.setattr(fetch, "waiting_lock", lambda _: pytest.fail("made again"))
+    monkeypatch.setattr(named, "cache_lock", lambda _: pytest.fail("made again"))
     assert named.named_corpus("spdx:test").parent == first
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from conftest import make_text
-from nearlm.base import files
+from nearlm.base import files, jobs
 from nearlm.base.errors import OptionError, StoreError, TextError
 from nearlm.base.progress import Reporter
 from nearlm.text import corpus as corpus_module
@@ -24,7 +24,7 @@ class Stopped(BaseException):
 
 def run(out: Path, corpus: Corpus, tokenizer, max_tokens: int | None = None, separator: str = "eos") -> files.Json:
     out.mkdir(exist_ok=True)
-    job = files.Job(out, "build")
+    job = jobs.Job(out, "build")
     if not job.started:
         job.begin({})
     framing = Framing.of(tokenizer, separator)
@@ -261,7 +261,7 @@ def change_text(path: Path) -> None:
 )
 def test_text_that_was_read_already_may_not_change(tmp_path, text_folder, tokenizer, small_steps, change):
     assert stop_after(tmp_path / "out", Corpus([str(text_folder)]), tokenizer, 5)
-    assert files.Job(tmp_path / "out", "build").state("tokens")["read"] > 1
+    assert jobs.Job(tmp_path / "out", "build").state("tokens")["read"] > 1
     change(text_folder)
     with pytest.raises(StoreError, match=r"changed.*--restart"):
         run(tmp_path / "out", Corpus([str(text_folder)]), tokenizer)

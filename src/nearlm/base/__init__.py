@@ -1,1 +1,17 @@
 """What everything rests on: errors, atomic files, resumable jobs, mapped arrays, progress. Knows nothing of LMs."""
+
+from nearlm.base.arrays import ArrayFile, ShardedArray
+from nearlm.base.cache import cache_dir, cache_lock, store_folder
+from nearlm.base.errors import (
+    FetchError,
+    MissingExtraError,
+    ModelError,
+    NearLMError,
+    OptionError,
+    StoreError,
+    TextError,
+)
+from nearlm.base.files import Json, canonical_hash
+from nearlm.base.jobs import Job, Pieces
+from nearlm.base.progress import Advance, Rate, Reporter, duration, size
+from nearlm.base.records import from_json, read_if_there, read_record, to_json, write_record

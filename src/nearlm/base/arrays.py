@@ -46,6 +46,14 @@ class ArrayFile:
             if file.read(files.NPY_HEADER) != self.header:
                 raise StoreError(f"{self.path} has a damaged header, expected {self.dtype} {list(self.shape)}")
 
+    def offset(self, row: int) -> int:
+        """Return where a row begins in the file."""
+        return files.NPY_HEADER + row * self.dtype.itemsize * int(np.prod(self.shape[1:]))
+
+    def write(self, rows: npt.ArrayLike) -> None:
+        """Replace the file by an array, whole or not at all."""
+        files.write_array(self.path, self.dtype, self.shape, [np.asarray(rows)])
+
     def open(self) -> npt.NDArray[Any]:
         """Map the file into memory, read-only."""
         return np.memmap(self.path, self.dtype, "r", files.NPY_HEADER, self.shape)

@@ -1,4 +1,4 @@
-"""Files that survive a kill: atomic writes, checksums, a folder lock, and jobs that go on where they stopped.
+"""Files that survive a kill: atomic writes, checksums, and a folder's lock.
 
 Every change that a store makes on disk goes through the functions of this module, so that a test
 can stop the program at any one of them.
@@ -6,8 +6,8 @@ can stop the program at any one of them.
 
 import contextlib
 import errno
-import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+from filelock import FileLock, Timeout
 
 from nearlm.base.errors import StoreError
 
@@ -166,65 +167,25 @@ def canonical_hash(value: Any) -> str:
 
 
 def npy_header(dtype: npt.DTypeLike, shape: tuple[int, ...]) -> bytes:
-    """Return the header of an `.npy` file (format 1.0), always `NPY_HEADER` bytes long."""
+    """Return the header of an `.npy` file, `NPY_HEADER` bytes as numpy writes it for one or two dimensions."""
     plain = tuple(int(length) for length in shape)
-    fields = f"{{'descr': '{np.dtype(dtype).str}', 'fortran_order': False, 'shape': {plain}, }}"
-    return (
-        b"\x93NUMPY\x01\x00" + (NPY_HEADER - 10).to_bytes(2, "little") + fields.encode().ljust(NPY_HEADER - 11) + b"\n"
-    )
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": plain})
+    return file.getvalue()
 
 
 @contextlib.contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Hold the one writer's lock of `folder`; the lock goes away with the process."""
-    with open(folder / ".lock", "wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
-            raise StoreError(f"another nearlm process is writing to {folder}; wait for it or stop it") from None
+def lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold the one writer's lock of `folder`, which goes away with the process; `wait` for another that has it."""
+    held = FileLock(folder / ".lock")
+    try:
+        held.acquire(blocking=wait)
+    except Timeout:
+        raise StoreError(f"another nearlm process is writing to {folder}; wait for it or stop it") from None
+    try:
         yield
-
-
-class Job:
-    """A long job in a folder that goes on after a kill.
-
-    The job has a plan, which must be the same each time, and steps; what is noted of a step
-    (how far it got, or its result) is there again after a kill. `close` forgets all of it.
-    """
-
-    def __init__(self, folder: Path, name: str):
-        self.folder = folder / f"{name}.job"
-
-    @property
-    def started(self) -> bool:
-        """Whether an earlier run left its plan here."""
-        return (self.folder / "plan.json").exists()
-
-    def plan(self) -> Json:
-        """Return the plan that the job was begun with."""
-        return read_json(self.folder / "plan.json")
-
-    def begin(self, plan: Json) -> None:
-        """Note the plan of a new job."""
-        remove(self.folder)
-        self.folder.mkdir(parents=True)
-        write_json(self.folder / "plan.json", plan)
-
-    def note(self, step: str, state: Json) -> None:
-        """Remember the state of a step."""
-        write_json(self.folder / f"{step}.json", state)
-
-    def state(self, step: str) -> Json:
-        """Return what was last noted of a step, empty if nothing was."""
-        path = self.folder / f"{step}.json"
-        return read_json(path) if path.exists() else {}
-
-    def close(self) -> None:
-        """Forget the job; the plan goes first, so that a kill in between leaves no job."""
-        remove(self.folder / "plan.json")
-        remove(self.folder)
+    finally:
+        held.release()
 
 
 def _reserve(file: BinaryIO, size: int) -> None:

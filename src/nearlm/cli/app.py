@@ -8,7 +8,6 @@ from typing import Annotated, NoReturn
 import typer
 
 from nearlm import __version__
-from nearlm.base.errors import NearLMError
 
 _GOES_ON = {"build", "reduce", "prune", "index", "tune", "adapt", "ablate", "sweep", "optimize", "demo", "reproduce"}
 app = typer.Typer(
@@ -66,6 +65,8 @@ def main() -> NoReturn:
 
 def _verdict(error: Exception) -> tuple[int, str]:
     """Return the exit code that an error deserves, and what to say about it."""
+    from nearlm.base import NearLMError
+
     if isinstance(error, NearLMError):
         return 2, str(error)
     if hasattr(error, "format_message"):  # a mistake in the command itself

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from nearlm.base.errors import OptionError
-from nearlm.knnlm.knnlm import KNNLM, Explanation
+from nearlm.base import OptionError
+from nearlm.knnlm import KNNLM, Explanation
 
 
 def write_continuation(knnlm: KNNLM, prompt: str, *, chat: bool, seed: int, explain: bool, **options: Any) -> None:

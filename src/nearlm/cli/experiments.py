@@ -53,10 +53,10 @@ def ablate(
     """Take an adaptor apart on a test text: masks, weights, features, objectives."""
     from pathlib import Path
 
-    from nearlm.base.progress import Reporter
+    from nearlm.base import Reporter
     from nearlm.paper import report
     from nearlm.paper.ablation import ablate as take_apart
-    from nearlm.store.datastore import Datastore
+    from nearlm.store import Datastore
 
     if figure:
         report.check_figure(Path(figure))
@@ -102,10 +102,10 @@ def sweep_store(
     """Vary one thing of a store and measure what it costs."""
     from pathlib import Path
 
-    from nearlm.base.progress import Reporter
+    from nearlm.base import Reporter
     from nearlm.paper import report
     from nearlm.paper.sweep import sweep
-    from nearlm.store.datastore import Datastore
+    from nearlm.store import Datastore
 
     if figure:
         report.check_figure(Path(figure))
@@ -148,9 +148,9 @@ def optimize_store(
       nearlm optimize mystore --text valid/ --out fast
       nearlm eval fast --text test/
     """
-    from nearlm.base.progress import Reporter
-    from nearlm.optimizer.optimize import optimize
-    from nearlm.store.datastore import Datastore
+    from nearlm.base import Reporter
+    from nearlm.optimizer import optimize
+    from nearlm.store import Datastore
 
     opened = Datastore.open(store)
     lm = load_model(opened, model, device, dtype, trust_remote_code)
@@ -205,7 +205,7 @@ def _reproduce(setting: Any, out: str, parts: Any, quiet: bool, finetune_tokens:
     """Run a setting and show what it found."""
     from pathlib import Path
 
-    from nearlm.base.progress import Reporter
+    from nearlm.base import Reporter
     from nearlm.paper.report import check_figure, write_report
     from nearlm.paper.reproduction import Reproduction
 

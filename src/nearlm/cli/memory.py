@@ -56,10 +56,10 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Choose λ, T and k on a validation text, and keep them with the index."""
-    from nearlm.base.progress import Reporter
-    from nearlm.mixing.tuning import tune as tune_index
-    from nearlm.search.retriever import Retriever
-    from nearlm.store.datastore import Datastore
+    from nearlm.base import Reporter
+    from nearlm.mixing import tune as tune_index
+    from nearlm.search import Retriever
+    from nearlm.store import Datastore
 
     opened = Datastore.open(store)
     retriever = Retriever(opened, name, nprobe=nprobe, distances=distances or "index")
@@ -96,10 +96,9 @@ def adapt(
     as_json: AsJson = False,
 ) -> None:
     """Learn on a validation text when to ask the memory, and how much to trust it."""
-    from nearlm.base.progress import Reporter
-    from nearlm.mixing.adaptor import Adaptor
-    from nearlm.mixing.adaptor_training import Training
-    from nearlm.store.datastore import Datastore
+    from nearlm.base import Reporter
+    from nearlm.mixing import Adaptor, Training
+    from nearlm.store import Datastore
 
     opened, training = Datastore.open(store), Training(objective, seed)
     lm = load_model(opened, model, device, dtype, trust_remote_code)
@@ -139,8 +138,8 @@ def evaluate_text(
     as_json: AsJson = False,
 ) -> None:
     """Perplexity and speed over a text, and where the time went."""
-    from nearlm.base.progress import Reporter
-    from nearlm.knnlm.evaluation import evaluate
+    from nearlm.base import Reporter
+    from nearlm.knnlm import evaluate
 
     mixing: dict[str, Any] = {"lam": lam, "temperature": temperature, "k": k, "nprobe": nprobe, "distances": distances}
     mixing |= {"adaptor": adaptor, "skip": skip, "budget": budget}

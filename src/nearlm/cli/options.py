@@ -61,7 +61,7 @@ def model_spec(store: Any, model: str | None, **loading: Any) -> Any:
     """Say how to load a store's model: from where it was, or from where it is now."""
     import dataclasses
 
-    from nearlm.model.pretrained import ModelSpec
+    from nearlm.model import ModelSpec
 
     spec = ModelSpec(**store.model_options())
     moved: dict[str, Any] = {"name": model, "revision": None} if model else {}
@@ -70,7 +70,7 @@ def model_spec(store: Any, model: str | None, **loading: Any) -> Any:
 
 def appending_spec(store: str, **given: Any) -> Any:
     """Say how to load the model of a store that is appended to: as it was, but for what is given."""
-    from nearlm.store.datastore import Datastore
+    from nearlm.store import Datastore
 
     opened = Datastore.open(store)
     if given["dtype"] == "auto":
@@ -80,16 +80,16 @@ def appending_spec(store: str, **given: Any) -> Any:
 
 def load_model(store: Any, model: str | None, device: str, dtype: str, trust_remote_code: bool) -> Any:
     """Load the model of an open store."""
-    from nearlm.knnlm.knnlm import load_lm
+    from nearlm.knnlm import load_lm
 
     return load_lm(store, model_spec(store, model, device=device, dtype=dtype, trust_remote_code=trust_remote_code))
 
 
 def load_knnlm(store: str, model: str | None, loading: dict[str, Any], quiet: bool = True, **options: Any) -> Any:
     """Load a store with its model and index, and say what the index needs."""
-    from nearlm.base.progress import Reporter
-    from nearlm.knnlm.knnlm import KNNLM
-    from nearlm.store.datastore import Datastore
+    from nearlm.base import Reporter
+    from nearlm.knnlm import KNNLM
+    from nearlm.store import Datastore
 
     opened = Datastore.open(store)
     knnlm = KNNLM.load(opened, model_spec(opened, model, **loading), **options)

@@ -85,9 +85,9 @@ def build(
     Example:
       nearlm build --model smollm2-135m --text spdx:train --max-tokens 20000 --out mystore
     """
-    from nearlm.model.pretrained import ModelSpec
+    from nearlm.model import ModelSpec
+    from nearlm.store import BuildOptions
     from nearlm.store.build import build as build_store
-    from nearlm.store.plan import BuildOptions
 
     names = BuildOptions.__dataclass_fields__
     given = locals()
@@ -117,7 +117,7 @@ def info(
     as_json: AsJson = False,
 ) -> None:
     """Show what a store holds, or trace one of its records to its text."""
-    from nearlm.store.datastore import Datastore
+    from nearlm.store import Datastore
 
     opened = Datastore.open(store)
     show(opened.summary() if record is None else opened.trace(record), as_json)
@@ -126,22 +126,22 @@ def info(
 @app.command()
 def verify(store: Store) -> None:
     """Read every byte of a store and name the first damaged file."""
-    from nearlm.base.progress import Reporter, size
-    from nearlm.mixing.ngrams import verify_ngrams
-    from nearlm.store.datastore import Datastore
+    from nearlm.base import Reporter, size
+    from nearlm.mixing import verify_ngrams
+    from nearlm.store import Datastore
 
     opened = Datastore.open(store)
     with Reporter().bar("verifying", opened.bytes, "bytes") as advance:
         opened.verify(advance)
     for name in opened.indexes:
-        from nearlm.search.index import verify_index
-        from nearlm.shrink.neighbors import verify_neighbors
+        from nearlm.search import verify_index
+        from nearlm.shrink import verify_neighbors
 
         verify_index(opened, name)
         verify_neighbors(opened, name)
     verify_ngrams(opened)
     for name in opened.adaptors:
-        from nearlm.mixing.adaptor import verify_adaptor
+        from nearlm.mixing import verify_adaptor
 
         verify_adaptor(opened, name)
     print(f"{store}: {len(opened.manifest['files'])} files, {size(opened.bytes)}, all as they were written")
@@ -161,8 +161,8 @@ def reduce_keys(
 
     Interrupted at any moment, the same command goes on where it stopped.
     """
-    from nearlm.shrink.reduction import reduce_store
-    from nearlm.store.derivation import result_of
+    from nearlm.shrink import reduce_store
+    from nearlm.store import result_of
 
     show(result_of(reduce_store(store, dim, out, sample=sample, restart=restart, quiet=quiet)), as_json)
 
@@ -200,8 +200,8 @@ def prune(
     Example:
       nearlm prune mystore --method merge --keep 0.6 --out smaller
     """
-    from nearlm.shrink.pruning import prune_store
-    from nearlm.store.derivation import result_of
+    from nearlm.shrink import prune_store
+    from nearlm.store import result_of
 
     options: dict[str, Any] = {"keep": keep, "neighbors": neighbors, "ratio": ratio, "top_tokens": top_tokens}
     options |= {"k": k, "count_self": count_self or None, "seed": seed, "index": name}
@@ -221,8 +221,8 @@ def index(
     as_json: AsJson = False,
 ) -> None:
     """Make a search index over a store's keys, or bring it up to date."""
-    from nearlm.search.indexing import build_index
-    from nearlm.store.datastore import Datastore
+    from nearlm.search import build_index
+    from nearlm.store import Datastore
 
     made = build_index(Datastore.open(store), factory, name=name, nprobe=nprobe, quiet=quiet)
     show({name: value for name, value in made.items() if name not in ("files", "shards", "manifest")}, as_json)

@@ -1,1 +1,4 @@
 """The LM with its memory: score, explain, generate, attach, evaluate."""
+
+from nearlm.knnlm.evaluation import Evaluation, evaluate, evaluate_tokens
+from nearlm.knnlm.knnlm import KNNLM, Explanation, load_lm

@@ -11,14 +11,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from nearlm.base.errors import ModelError, OptionError
+from nearlm.base import ModelError, OptionError
 from nearlm.knnlm.history import as_tokens, contexts_of, keep_history, read_history
-from nearlm.mixing.adaptor import Gate
-from nearlm.mixing.equations import log_p_knn_vocabulary
-from nearlm.mixing.ngrams import Tokens
-from nearlm.model.lm import LM, confidence_and_entropy
-from nearlm.model.tap import captured
-from nearlm.search.retriever import Retriever
+from nearlm.mixing import Gate, Tokens, log_p_knn_vocabulary
+from nearlm.model import LM, captured, confidence_and_entropy
+from nearlm.search import Retriever
 
 _SLICE_BYTES = 64 << 20
 

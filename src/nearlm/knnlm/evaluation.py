@@ -9,13 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from nearlm.base.files import Json
-from nearlm.base.progress import Reporter
+from nearlm.base import Json, Reporter
 from nearlm.knnlm.knnlm import KNNLM, Timer, TokenScores
-from nearlm.mixing.equations import warm_up
-from nearlm.mixing.ngrams import Tokens
-from nearlm.mixing.traces import SCORE_BATCH_TOKENS, TokenText, read_text
-from nearlm.text.windows import Batch, fill_batch, plan_batches
+from nearlm.mixing import SCORE_BATCH_TOKENS, Tokens, TokenText, read_text, warm_up
+from nearlm.text import Batch, fill_batch, plan_batches
 
 
 @dataclass(frozen=True)

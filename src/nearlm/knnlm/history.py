@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearlm.base.errors import ModelError
-from nearlm.mixing.ngrams import MAX_N, Tokens
+from nearlm.base import ModelError
+from nearlm.mixing import MAX_N, Tokens
 
 _KEPT = "_nearlm_history"
 _CACHES = ("past_key_values", "cache_params")

@@ -10,19 +10,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nearlm.base import files
-from nearlm.base.errors import OptionError
+from nearlm.base import OptionError, files
 from nearlm.knnlm.attachment import attach, check_mixing
-from nearlm.mixing.adaptor import NO_ADAPTOR, Adaptor, Gate
-from nearlm.mixing.equations import found, log_p_knn, mix
-from nearlm.mixing.ngrams import Tokens, last_tokens
-from nearlm.mixing.traces import SCORE_BATCH_TOKENS, Reading
-from nearlm.model.lm import LM
-from nearlm.model.pretrained import ModelSpec
-from nearlm.search.index import index_folder
-from nearlm.search.retriever import Neighbors, Retriever
-from nearlm.store.datastore import Context, Datastore
-from nearlm.text.windows import Batch, Ints, Windows, fill_batch, plan_batches, plan_windows
+from nearlm.mixing import (
+    NO_ADAPTOR,
+    SCORE_BATCH_TOKENS,
+    Adaptor,
+    Gate,
+    Reading,
+    Tokens,
+    found,
+    last_tokens,
+    log_p_knn,
+    mix,
+)
+from nearlm.model import LM, ModelSpec
+from nearlm.search import Neighbors, Retriever, index_folder
+from nearlm.store import Context, Datastore
+from nearlm.text import Batch, Ints, Windows, fill_batch, plan_batches, plan_windows
 
 _REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
 

@@ -8,10 +8,7 @@ import numpy as np
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from nearlm.base import files
-from nearlm.base.errors import OptionError, StoreError
-from nearlm.base.files import Json
-from nearlm.base.progress import Reporter
+from nearlm.base import Job, Json, OptionError, Reporter, StoreError, files
 from nearlm.mixing.adaptor_network import AdaptorNetwork, Shape, capped_lambda, scalar_columns
 from nearlm.mixing.adaptor_training import (
     PAPER_A,
@@ -31,10 +28,9 @@ from nearlm.mixing.adaptor_training import (
 from nearlm.mixing.equations import mix, perplexity
 from nearlm.mixing.ngrams import NGrams, build_ngrams, last_tokens
 from nearlm.mixing.traces import Reading, TokenText, Trace, read_text, trace_lm, trace_search
-from nearlm.model.lm import LM
-from nearlm.search.index import DEFAULT, index_folder
-from nearlm.search.retriever import Retriever
-from nearlm.store.datastore import Datastore
+from nearlm.model import LM
+from nearlm.search import DEFAULT, Retriever, index_folder
+from nearlm.store import Datastore
 
 FEW_TOKENS = 10_000
 TRUSTED_TOKENS = 500  # fewer held-out tokens cannot tell a better λ(c) from one that knows their document
@@ -69,7 +65,7 @@ def learn(
     lm: LM,
     store: Datastore,
     texts: str | Sequence[str] | TokenText,
-    job: files.Job,
+    job: Job,
     shape: Shape,
     settings: Settings,
     grid: tuple[float, ...],
@@ -191,7 +187,7 @@ def parse_a(a: float | str) -> tuple[float, ...]:
 
 
 def _trained(
-    job: files.Job, shape: Shape, examples: Examples, split: Split, a: float, training: Training, reporter: Reporter
+    job: Job, shape: Shape, examples: Examples, split: Split, a: float, training: Training, reporter: Reporter
 ) -> Trained:
     """Train with one coefficient, or take what an earlier run of the job has trained with it."""
     step, noted = f"a-{a:g}", job.state(f"a-{a:g}")

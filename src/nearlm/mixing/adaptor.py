@@ -10,10 +10,7 @@ import numpy.typing as npt
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from nearlm.base import files
-from nearlm.base.errors import OptionError, StoreError
-from nearlm.base.files import Json
-from nearlm.base.progress import Reporter
+from nearlm.base import Job, Json, OptionError, Reporter, StoreError, files
 from nearlm.mixing.adapting import TRUSTED_TOKENS, Settings, learn, parse_a, search_hash
 from nearlm.mixing.adaptor_network import (
     DEFAULT_FEATURES,
@@ -26,10 +23,9 @@ from nearlm.mixing.adaptor_network import (
 from nearlm.mixing.adaptor_training import DEFAULT_A, SHARES, SURE, Training
 from nearlm.mixing.ngrams import MAX_N, NGrams, Tokens
 from nearlm.mixing.traces import TokenText
-from nearlm.model.lm import LM
-from nearlm.search.index import DEFAULT
-from nearlm.search.retriever import Retriever
-from nearlm.store.datastore import Datastore, describe
+from nearlm.model import LM
+from nearlm.search import DEFAULT, Retriever
+from nearlm.store import Datastore, describe
 
 FORMAT = 2
 DEFAULT_BUDGET = 0.1
@@ -79,7 +75,7 @@ class Adaptor:
         folder, settings = adaptor_folder(store, name), Settings.tuned(store, index)
         folder.mkdir(parents=True, exist_ok=True)
         with files.lock(folder):
-            job = files.Job(folder, "adapt")
+            job = Job(folder, "adapt")
             network, described = learn(lm, store, texts, job, shape, settings, grid, training, reporter, **options)
             save_adaptor(folder, network, described)
             job.close()

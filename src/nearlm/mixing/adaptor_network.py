@@ -8,8 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from nearlm.base.errors import OptionError
-from nearlm.base.files import Json
+from nearlm.base import Json, OptionError
 from nearlm.mixing.ngrams import MAX_N, Counts
 
 SCALARS = {"conf": 1, "ent": 1, "freq": MAX_N, "fert": MAX_N}

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nearlm.base.errors import OptionError
+from nearlm.base import OptionError
 from nearlm.mixing.adaptor_network import LOSSES, AdaptorNetwork, Shape, capped_lambda
 from nearlm.mixing.equations import mix, perplexity
 

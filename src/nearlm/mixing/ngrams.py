@@ -20,12 +20,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import files
-from nearlm.base.arrays import ArrayFile
-from nearlm.base.errors import StoreError
-from nearlm.base.files import Json
-from nearlm.base.progress import Reporter, duration
-from nearlm.store.datastore import Datastore, describe
+from nearlm.base import ArrayFile, Job, Json, Reporter, StoreError, duration, files
+from nearlm.store import Datastore, describe
 
 MAX_N = 4
 GROUP_POSITIONS = 1 << 22
@@ -163,7 +159,7 @@ class _Builder:
 
     def __init__(self, store: Datastore, folder: Path, reporter: Reporter):
         self.store, self.folder, self.reporter = store, folder, reporter
-        self.job = files.Job(folder, "ngrams")
+        self.job = Job(folder, "ngrams")
         self.bounds = store.document_bounds
         self.dtype = np.dtype("int32" if len(store.tokens) < 2**31 else "int64")
 

@@ -14,19 +14,37 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import files
-from nearlm.base.arrays import ArrayFile
-from nearlm.base.columns import Pieces, fill_columns
-from nearlm.base.errors import OptionError, StoreError
-from nearlm.base.files import Json
-from nearlm.base.progress import Reporter, size
+from nearlm.base import (
+    ArrayFile,
+    Job,
+    Json,
+    OptionError,
+    Pieces,
+    Reporter,
+    StoreError,
+    cache_dir,
+    cache_lock,
+    files,
+    size,
+)
 from nearlm.mixing.equations import found, log_p_knn
-from nearlm.model.lm import LM
-from nearlm.search.retriever import Retriever
-from nearlm.text.corpus import Corpus
-from nearlm.text.downloads import cache_dir, waiting_lock
-from nearlm.text.tokens import Framing, Segment, check_not_empty, check_predictable, document_bounds, tokenise
-from nearlm.text.windows import Ints, Windows, check_window, fill_batch, plan_batches, plan_windows
+from nearlm.model import LM
+from nearlm.search import Retriever
+from nearlm.text import (
+    Corpus,
+    Framing,
+    Ints,
+    Segment,
+    Windows,
+    check_not_empty,
+    check_predictable,
+    check_window,
+    document_bounds,
+    fill_batch,
+    plan_batches,
+    plan_windows,
+    tokenise,
+)
 
 SCORE_BATCH_TOKENS = 2048
 _SEARCH_BATCH = 2048
@@ -85,8 +103,8 @@ def read_text(
     corpus = Corpus([texts] if isinstance(texts, str) else texts, **corpus_options)
     reporter = reporter or Reporter(quiet=True)
     folder = cache_dir() / "traces" / "reading"
-    with waiting_lock(folder):
-        segment, job = Segment(folder, 0), files.Job(folder, "read")
+    with cache_lock(folder):
+        segment, job = Segment(folder, 0), Job(folder, "read")
         job.begin({})
         state = tokenise(corpus, tokenizer, reading.framing, segment, job, max_tokens, reporter)
         check_not_empty(state, corpus.texts)
@@ -223,12 +241,12 @@ def _fill(
             return
         files.remove(done)
         _make_room(folder, sum(column.bytes for column in columns.values()), reporter)
-        job = files.Job(folder, "trace")
+        job = Job(folder, "trace")
         if not job.started:
             job.begin({})
         ahead = sum(sizes[: job.state("fill").get("batches", 0)])
         with reporter.bar(label, sum(sizes), "tokens", ahead) as advance:
-            fill_columns(job, "fill", columns, len(sizes), compute, lambda batch: advance(sizes[batch]))
+            job.fill("fill", columns, len(sizes), compute, lambda batch: advance(sizes[batch]))
         files.write_json(done, {"tokens": sum(sizes)})
         job.close()
 

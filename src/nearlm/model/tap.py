@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearlm.base.errors import ModelError
+from nearlm.base import ModelError
 
 FFN = "ffn"
 LAST_HIDDEN = "last_hidden"

@@ -9,28 +9,35 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import files
-from nearlm.base.files import Json
-from nearlm.base.progress import Reporter
-from nearlm.mixing.adapting import TRUSTED_TOKENS, Settings, examples_of, judged
-from nearlm.mixing.adaptor import Adaptor
-from nearlm.mixing.adaptor_network import DEFAULT_FEATURES
-from nearlm.mixing.adaptor_network import Shape as AdaptorShape
-from nearlm.mixing.adaptor_training import (
+from nearlm.base import Job, Json, Reporter, files
+from nearlm.mixing import (
     DEFAULT_A,
+    DEFAULT_FEATURES,
     SHARES,
     SURE,
+    TRUSTED_TOKENS,
+    Adaptor,
+    LMTrace,
+    Settings,
+    Trace,
     Training,
+    best_setting,
+    best_settings,
+    build_ngrams,
+    examples_of,
+    judged,
+    last_tokens,
+    mix,
+    perplexity,
     pruned_logp,
+    save_settings,
     split_rows,
     standard_error,
+    trace_search,
     train_network,
 )
-from nearlm.mixing.equations import mix, perplexity
-from nearlm.mixing.ngrams import build_ngrams, last_tokens
-from nearlm.mixing.traces import LMTrace, Trace, trace_search
-from nearlm.mixing.tuning import Point as Setting
-from nearlm.mixing.tuning import best_setting, best_settings, save_settings
+from nearlm.mixing import Point as Setting
+from nearlm.mixing import Shape as AdaptorShape
 from nearlm.optimizer.measuring import (
     AUTO,
     PAPER,
@@ -41,12 +48,9 @@ from nearlm.optimizer.measuring import (
     searches_per_second,
 )
 from nearlm.optimizer.points import Point, Shape, Skipping
-from nearlm.search.index import DEFAULT, PAPER_K
-from nearlm.search.indexing import build_index
-from nearlm.search.retriever import Retriever
-from nearlm.shrink.pruning import prune_store
-from nearlm.shrink.reduction import reduce_store
-from nearlm.store.datastore import Datastore
+from nearlm.search import DEFAULT, PAPER_K, Retriever, build_index
+from nearlm.shrink import prune_store, reduce_store
+from nearlm.store import Datastore
 
 KS = (1024, 512, 256, 128)
 FINAL, _VANILLA = "final", "vanilla"  # notes of a job
@@ -55,7 +59,7 @@ FINAL, _VANILLA = "final", "vanilla"  # notes of a job
 class Bench:
     """Makes smaller stores and measures them, noting what has been measured."""
 
-    def __init__(self, store: Datastore, traced: LMTrace, work: Path, job: files.Job, reporter: Reporter):
+    def __init__(self, store: Datastore, traced: LMTrace, work: Path, job: Job, reporter: Reporter):
         self.store, self.traced, self.work, self.job, self.reporter = store, traced, work, job, reporter
         self.whole, self.quiet = Shape(1.0, store.dim), quiet_steps(store, reporter)
         self.queries = np.asarray(traced.keys[:TIMED])

@@ -9,16 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import files
-from nearlm.base.errors import StoreError
-from nearlm.base.progress import Reporter
-from nearlm.mixing.adaptor import Adaptor
-from nearlm.mixing.ngrams import last_tokens
-from nearlm.mixing.traces import LMTrace
-from nearlm.search.index import DEFAULT, choose_index, index_folder
-from nearlm.search.indexing import build_index
-from nearlm.search.retriever import Retriever
-from nearlm.store.datastore import Datastore
+from nearlm.base import Reporter, StoreError, files
+from nearlm.mixing import Adaptor, LMTrace, last_tokens
+from nearlm.search import DEFAULT, Retriever, build_index, choose_index, index_folder
+from nearlm.store import Datastore
 
 AUTO, PAPER = "auto", "paper"  # kinds of indexes
 TIMED = 4096  # queries

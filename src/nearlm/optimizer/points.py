@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nearlm.base.files import Json
-from nearlm.base.progress import size
-from nearlm.mixing.adaptor_training import SHARES
+from nearlm.base import Json, size
+from nearlm.mixing import SHARES
 
 
 class Shape(NamedTuple):

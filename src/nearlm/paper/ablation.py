@@ -8,23 +8,36 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import files
-from nearlm.base.errors import OptionError
-from nearlm.base.files import Json
-from nearlm.base.progress import Reporter
-from nearlm.mixing.adapting import Settings, examples_of, traced
-from nearlm.mixing.adaptor import Adaptor, adaptor_folder
-from nearlm.mixing.adaptor_network import FEATURES, Shape, capped_lambda
-from nearlm.mixing.adaptor_training import Examples, Split, Training, best_constant, split_rows, train_network
-from nearlm.mixing.equations import mix, perplexity
-from nearlm.mixing.ngrams import build_ngrams
-from nearlm.mixing.traces import SCORE_BATCH_TOKENS, Reading, Trace, read_text
-from nearlm.model.lm import LM
-from nearlm.optimizer.measuring import TIMED, adaptor_seconds, searches_per_second
+from nearlm.base import Job, Json, OptionError, Reporter, files
+from nearlm.mixing import (
+    FEATURES,
+    SCORE_BATCH_TOKENS,
+    Adaptor,
+    Examples,
+    Reading,
+    Settings,
+    Shape,
+    Split,
+    Trace,
+    Training,
+    adaptor_folder,
+    best_constant,
+    build_ngrams,
+    capped_lambda,
+    examples_of,
+    mix,
+    perplexity,
+    read_text,
+    split_rows,
+    traced,
+    train_network,
+)
+from nearlm.model import LM
+from nearlm.optimizer import TIMED, adaptor_seconds, searches_per_second
 from nearlm.paper.results import LEARNED, MASK, RANDOM
-from nearlm.search.retriever import Retriever
-from nearlm.store.datastore import Datastore
-from nearlm.text.windows import fill_batch, plan_batches
+from nearlm.search import Retriever
+from nearlm.store import Datastore
+from nearlm.text import fill_batch, plan_batches
 
 SHARES = tuple(round(0.05 * step, 2) for step in range(21))
 PAPER_ROWS = (
@@ -191,7 +204,7 @@ class _Learning:
         described = adaptor.described["training"]
         self.a, self.seed = float(described["a"]), int(described["seed"])
         self.split: Split = split_rows(valid.lm.text.documents, self.seed)
-        self.job = files.Job(adaptor_folder(store, adaptor.name), "ablate")
+        self.job = Job(adaptor_folder(store, adaptor.name), "ablate")
         plan = {"adaptor": files.canonical_hash(adaptor.described), "valid": valid.lm.key, "test": test.lm.key}
         if not self.job.started or self.job.plan() != plan:
             self.job.begin(plan)

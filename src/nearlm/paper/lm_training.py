@@ -21,17 +21,24 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from nearlm.base import files
-from nearlm.base.arrays import ArrayFile
-from nearlm.base.errors import MissingExtraError, ModelError, OptionError, StoreError, TextError
-from nearlm.base.files import Json
-from nearlm.base.progress import Advance, Reporter, duration, size
-from nearlm.model.lm import longest_window, tokenizer_fingerprint
-from nearlm.model.pretrained import ModelSpec, choose_device, hushed, load_pretrained
-from nearlm.store.plan import difference
-from nearlm.text.corpus import Corpus
-from nearlm.text.tokens import Framing, Segment, check_not_empty, read_checksums, tokenise
-from nearlm.text.windows import Ints, Windows, plan_windows
+from nearlm.base import (
+    Advance,
+    ArrayFile,
+    Job,
+    Json,
+    MissingExtraError,
+    ModelError,
+    OptionError,
+    Reporter,
+    StoreError,
+    TextError,
+    duration,
+    files,
+    size,
+)
+from nearlm.model import ModelSpec, choose_device, hushed, load_pretrained, longest_window, tokenizer_fingerprint
+from nearlm.store import difference
+from nearlm.text import Corpus, Framing, Ints, Segment, Windows, check_not_empty, plan_windows, read_checksums, tokenise
 
 DONE = "training.json"  # of a finished model folder
 CHECKPOINT_SECONDS = 120.0
@@ -158,7 +165,7 @@ class _Task:
         self.out, self.corpus, self.schedule, self.max_tokens = out, corpus, schedule, max_tokens
         self.reporter = reporter or Reporter(quiet=True)
         self.work = out.with_name(f"{out.name}.training")
-        self.job = files.Job(self.work, "train")
+        self.job = Job(self.work, "train")
 
     def asked(self, **more: Any) -> Json:
         """Say all that the model depends on, apart from the text itself and the machine."""

@@ -15,33 +15,31 @@ from typing import Any
 
 import numpy as np
 
-from nearlm.base.errors import NearLMError
-from nearlm.base.progress import Reporter
-from nearlm.knnlm.evaluation import Evaluation, evaluate_tokens
-from nearlm.knnlm.knnlm import KNNLM
-from nearlm.mixing.adaptor import Adaptor, Gate
-from nearlm.mixing.equations import mix, perplexity
-from nearlm.mixing.ngrams import last_tokens
-from nearlm.mixing.traces import LMTrace, Reading, TokenText, read_text, trace_lm, trace_search
-from nearlm.mixing.tuning import Point, best_setting, paper_setting, save_settings
-from nearlm.model.lm import LM
-from nearlm.optimizer.measuring import (
-    AUTO,
-    PAPER,
-    TIMED,
-    adaptor_seconds,
-    index_of,
-    own_name,
-    quiet_steps,
-    searches_per_second,
+from nearlm.base import NearLMError, Reporter
+from nearlm.knnlm import KNNLM, Evaluation, evaluate_tokens
+from nearlm.mixing import (
+    Adaptor,
+    Gate,
+    LMTrace,
+    Point,
+    Reading,
+    TokenText,
+    best_setting,
+    last_tokens,
+    mix,
+    paper_setting,
+    perplexity,
+    read_text,
+    save_settings,
+    trace_lm,
+    trace_search,
 )
+from nearlm.model import LM
+from nearlm.optimizer import AUTO, PAPER, TIMED, adaptor_seconds, index_of, own_name, quiet_steps, searches_per_second
 from nearlm.paper.results import ALL, NLM, VANILLA, MainTable, Row
-from nearlm.search.index import PAPER_K
-from nearlm.search.indexing import build_index
-from nearlm.search.retriever import Retriever
-from nearlm.shrink.pruning import prune_store
-from nearlm.shrink.reduction import reduce_store
-from nearlm.store.datastore import Datastore
+from nearlm.search import PAPER_K, Retriever, build_index
+from nearlm.shrink import prune_store, reduce_store
+from nearlm.store import Datastore
 
 KEEP = 0.6  # what the paper's main table keeps when it merges
 

@@ -16,24 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from nearlm.base import files
-from nearlm.base.errors import StoreError, TextError
-from nearlm.base.files import Json
-from nearlm.base.progress import Reporter
-from nearlm.knnlm.knnlm import KNNLM, load_lm
-from nearlm.model.lm import LM
-from nearlm.optimizer.measuring import PAPER
-from nearlm.optimizer.optimize import optimize
-from nearlm.optimizer.points import Choice
+from nearlm.base import Json, Reporter, StoreError, TextError, cache_dir, files, store_folder
+from nearlm.knnlm import KNNLM, load_lm
+from nearlm.model import LM
+from nearlm.optimizer import PAPER, Choice, optimize
 from nearlm.paper.ablation import ablate
 from nearlm.paper.main_table import Memories, Texts, baseline, main_table
 from nearlm.paper.results import FINETUNED, NLM, MainTable, Results, Row
 from nearlm.paper.settings import TRAINED, Setting
 from nearlm.paper.sweep import sweep
-from nearlm.shrink.pruning import METHODS
+from nearlm.shrink import METHODS
+from nearlm.store import Datastore
 from nearlm.store.build import build
-from nearlm.store.datastore import Datastore
-from nearlm.text.downloads import cache_dir, store_folder
 
 BUDGET = 0.1
 DEMO_PARTS = ("choice", "main", "continuation")
@@ -174,8 +168,7 @@ class Reproduction:
 
     def _finetune(self, tokens: int) -> None:
         """Train the LM itself on the store's text and add what it does on the test to the baselines."""
-        from nearlm.mixing.equations import perplexity
-        from nearlm.mixing.traces import Reading, trace_lm
+        from nearlm.mixing import Reading, perplexity, trace_lm
         from nearlm.paper.lm_training import finetune
 
         name, known = f"{FINETUNED} on {tokens:,}", self._table("baseline")

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from nearlm.base import files
-from nearlm.base.files import Json
-from nearlm.base.progress import size
+from nearlm.base import Json, files, size
 
 PARTS = ("about", "baseline", "main", "choice", "adaptive", "pruning", "pca", "k", "continuation")
 NLM, VANILLA, ALL, FINETUNED = "NLM", "kNN-LM", "+ All", "NLM, fine-tuned"

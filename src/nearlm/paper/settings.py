@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from nearlm.base.errors import OptionError
-from nearlm.base.files import Json
+from nearlm.base import Json, OptionError
 
 TRAINED = "trained-here"  # a small LM that is trained from scratch on the setting's own training text
 _FEWEST = 2000  # tokens of a store

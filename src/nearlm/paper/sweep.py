@@ -13,20 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from nearlm.base import files
-from nearlm.base.errors import OptionError
-from nearlm.base.files import Json
-from nearlm.base.progress import Reporter, size
-from nearlm.mixing.equations import perplexity
-from nearlm.mixing.traces import LMTrace, Reading, read_text, trace_lm, trace_search
-from nearlm.mixing.tuning import best_settings
-from nearlm.model.lm import LM
-from nearlm.optimizer.measuring import AUTO, TIMED, index_of, known_index, searches_per_second, unbeaten
-from nearlm.search.index import choose_index, index_folder
-from nearlm.search.retriever import Retriever
-from nearlm.shrink.pruning import METHODS, prune_store
-from nearlm.shrink.reduction import reduce_store
-from nearlm.store.datastore import Datastore
+from nearlm.base import Job, Json, OptionError, Reporter, files, size
+from nearlm.mixing import LMTrace, Reading, best_settings, perplexity, read_text, trace_lm, trace_search
+from nearlm.model import LM
+from nearlm.optimizer import AUTO, TIMED, index_of, known_index, searches_per_second, unbeaten
+from nearlm.search import Retriever, choose_index, index_folder
+from nearlm.shrink import METHODS, prune_store, reduce_store
+from nearlm.store import Datastore
 
 OVER = ("dim", "keep", "neighbors", "k", "nprobe")
 _NAME = "sweep"
@@ -175,7 +168,7 @@ class _Notes:
     """The points measured so far, on disk."""
 
     def __init__(self, folder: Path, setting: Json):
-        self.job = files.Job(folder, f"{_NAME}-{files.canonical_hash(setting)[:12]}")
+        self.job = Job(folder, f"{_NAME}-{files.canonical_hash(setting)[:12]}")
         if not self.job.started:
             self.job.begin(setting)
 

@@ -10,12 +10,10 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import files
-from nearlm.base.errors import OptionError, StoreError
-from nearlm.base.files import Json
+from nearlm.base import Json, OptionError, StoreError, files
 from nearlm.search.linear import principal_axes
 from nearlm.search.scan import Found, Lists, ListScan, can_scan, without_lists, write_lists
-from nearlm.store.datastore import Datastore, describe
+from nearlm.store import Datastore, describe
 
 DEFAULT = "default"
 PAPER_NPROBE = 32

@@ -10,11 +10,7 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import files
-from nearlm.base.arrays import ArrayFile
-from nearlm.base.errors import OptionError, StoreError
-from nearlm.base.files import Json
-from nearlm.base.progress import Reporter, duration, size
+from nearlm.base import ArrayFile, Job, Json, OptionError, Reporter, StoreError, duration, files, size
 from nearlm.search.index import (
     DEFAULT,
     PAPER_K,
@@ -29,7 +25,7 @@ from nearlm.search.index import (
     train_index,
     write_parts,
 )
-from nearlm.store.datastore import Datastore, describe
+from nearlm.store import Datastore, describe
 
 BLOCK = 1 << 14
 CHECKPOINT_SECONDS = 60.0
@@ -61,7 +57,7 @@ class _Indexer:
     def __init__(self, store: Datastore, name: str, reporter: Reporter):
         self.store, self.name, self.reporter = store, name, reporter
         self.folder = index_folder(store, name)
-        self.job = files.Job(self.folder, "index")
+        self.job = Job(self.folder, "index")
         path = self.folder / "index.json"
         self.done = None
         if path.exists():

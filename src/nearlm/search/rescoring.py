@@ -16,8 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from nearlm.base import files
-from nearlm.base.arrays import ShardedArray
+from nearlm.base import ShardedArray, files
 
 _READ_QUERIES = 64  # whose pages are asked for together
 

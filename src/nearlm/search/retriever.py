@@ -9,14 +9,10 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base.arrays import ArrayFile
-from nearlm.base.errors import OptionError
-from nearlm.base.files import Json
-from nearlm.base.progress import Reporter, size
+from nearlm.base import ArrayFile, Json, OptionError, Reporter, size
 from nearlm.search.index import DEFAULT, PAPER_K, index_folder, memory_needed, open_index
 from nearlm.search.rescoring import Rescorer
-from nearlm.store.datastore import Datastore
-from nearlm.store.lineage import open_parent, parent_records
+from nearlm.store import Datastore, open_parent, parent_records
 
 DISTANCES = ("index", "store", "parent")
 

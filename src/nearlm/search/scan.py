@@ -19,8 +19,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import files
-from nearlm.base.arrays import ArrayFile
+from nearlm.base import ArrayFile, files
 
 Found = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]  # squared distances and ids, [n, k]
 

@@ -12,13 +12,9 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base.arrays import ArrayFile
-from nearlm.base.columns import Pieces, fill_columns
-from nearlm.base.errors import OptionError
-from nearlm.base.progress import duration
+from nearlm.base import ArrayFile, OptionError, Pieces, duration
 from nearlm.shrink.selection import Centroids, Ids, Selection, Work, check_keep, target
-from nearlm.store.datastore import Datastore
-from nearlm.store.derivation import read_keys
+from nearlm.store import Datastore, read_keys
 
 ITERATIONS = 10
 LARGEST = 1 << 14  # records that are clustered together; more of one token are cut into parts: time is quadratic
@@ -154,7 +150,7 @@ def _cluster(work: Work, order: Ids, parts: list[Part], seed: int) -> dict[str, 
         f"about {duration(seconds)}"
     )
     with work.reporter.bar("clustering", sum(costs), "distances", sum(costs[:done])) as advance:
-        fill_columns(work.job, "kmeans", columns, len(parts), compute, lambda number: advance(costs[number]))
+        work.job.fill("kmeans", columns, len(parts), compute, lambda number: advance(costs[number]))
     return columns
 
 

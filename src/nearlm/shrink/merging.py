@@ -10,13 +10,11 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base.errors import OptionError
-from nearlm.base.files import Json
-from nearlm.base.progress import Reporter
-from nearlm.search.index import DEFAULT
+from nearlm.base import Json, OptionError, Reporter
+from nearlm.search import DEFAULT
 from nearlm.shrink.neighbors import MOST, index_ram, ready_index, saved_neighbors
 from nearlm.shrink.selection import Selection, Work, check_keep, target
-from nearlm.store.datastore import Datastore
+from nearlm.store import Datastore
 
 _AHEAD = 8
 

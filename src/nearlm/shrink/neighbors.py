@@ -10,15 +10,20 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import files
-from nearlm.base.arrays import ArrayFile
-from nearlm.base.columns import Pieces, fill_columns
-from nearlm.base.errors import OptionError, StoreError
-from nearlm.base.files import Json
-from nearlm.base.progress import Reporter, duration, size
-from nearlm.search.index import PAPER_K, SearchIndex, index_folder, memory_needed, open_index
-from nearlm.search.indexing import build_index
-from nearlm.store.datastore import Datastore, describe
+from nearlm.base import (
+    ArrayFile,
+    Job,
+    Json,
+    OptionError,
+    Pieces,
+    Reporter,
+    StoreError,
+    duration,
+    files,
+    size,
+)
+from nearlm.search import PAPER_K, SearchIndex, build_index, index_folder, memory_needed, open_index
+from nearlm.store import Datastore, describe
 
 MOST = 101  # a record and the paper's 100 neighbours
 SEARCH_BLOCK = 1 << 13
@@ -79,7 +84,7 @@ def verify_neighbors(store: Datastore, name: str) -> None:
 def _search(store: Datastore, index: SearchIndex, seconds: float, name: str, plan: Json, reporter: Reporter) -> Json:
     """Search for every record, block by block, going on after a kill."""
     folder, k = index_folder(store, name), plan["k"]
-    job, file = files.Job(folder, _JOB), _file(store, name, k)
+    job, file = Job(folder, _JOB), _file(store, name, k)
     if not (job.started and job.plan() == plan):
         files.remove(folder / _ABOUT)
         job.begin(plan)
@@ -99,8 +104,7 @@ def _search(store: Datastore, index: SearchIndex, seconds: float, name: str, pla
 
     began = time.monotonic()
     with reporter.bar("searching", len(store), "records", done) as advance:
-        fill_columns(
-            job,
+        job.fill(
             "fill",
             {"ids": file},
             len(starts),

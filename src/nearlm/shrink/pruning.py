@@ -8,17 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import files
-from nearlm.base.arrays import ArrayFile
-from nearlm.base.errors import OptionError
-from nearlm.base.files import Json
-from nearlm.base.progress import Reporter
+from nearlm.base import ArrayFile, Json, OptionError, Reporter, files
 from nearlm.shrink import kmeans, random
 from nearlm.shrink import merging as merge
 from nearlm.shrink import ranking as rank
 from nearlm.shrink.selection import Selection, Work
-from nearlm.store.datastore import ASSIGN, Datastore, describe, shard_files
-from nearlm.store.derivation import BLOCK, RECORD_FILES, Derivation, Made, derive
+from nearlm.store import ASSIGN, BLOCK, RECORD_FILES, Datastore, Derivation, Made, derive, describe, shard_files
 
 SHARD_RECORDS = 1 << 18
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nearlm.shrink.selection import Selection, Work, check_keep, target
-from nearlm.store.datastore import Datastore
+from nearlm.store import Datastore
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,11 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import files
-from nearlm.base.arrays import ArrayFile
-from nearlm.base.errors import OptionError
-from nearlm.base.files import Json
-from nearlm.base.progress import Reporter, duration
-from nearlm.search.index import DEFAULT, PAPER_K, index_folder, open_index
+from nearlm.base import ArrayFile, Job, Json, OptionError, Reporter, duration, files
+from nearlm.search import DEFAULT, PAPER_K, index_folder, open_index
 from nearlm.shrink.neighbors import index_ram, made_from, ready_index, search_seconds, streamed_neighbors
 from nearlm.shrink.selection import Selection, Work, check_keep, target
-from nearlm.store.datastore import Datastore, describe
+from nearlm.store import Datastore, describe
 
 CHECKPOINT_SECONDS = 30.0
 
@@ -114,7 +110,7 @@ def _read(folder: Path, searched: int, records: int) -> npt.NDArray[np.float64]:
     return np.array(_file(folder, searched, records).open()) if searched else np.zeros(records)
 
 
-def _note(job: files.Job, searched: int, g: npt.NDArray[np.float64]) -> None:
+def _note(job: Job, searched: int, g: npt.NDArray[np.float64]) -> None:
     file, before = _file(job.folder, searched, len(g)), job.state("rank").get("searched")
     files.write_bytes(file.path, file.header + g.tobytes())
     job.note("rank", {"searched": searched})

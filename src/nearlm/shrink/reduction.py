@@ -9,13 +9,9 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import files
-from nearlm.base.arrays import ArrayFile
-from nearlm.base.errors import OptionError, StoreError
-from nearlm.base.progress import Reporter
-from nearlm.search.linear import linear_transform, matrix
-from nearlm.store.datastore import TRANSFORM, Datastore, describe
-from nearlm.store.derivation import BLOCK, Derivation, Made, derive
+from nearlm.base import ArrayFile, OptionError, Reporter, StoreError, files
+from nearlm.search import linear_transform, matrix
+from nearlm.store import BLOCK, TRANSFORM, Datastore, Derivation, Made, derive, describe
 
 SAMPLE = 1 << 20
 _SEED = 0

@@ -7,11 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base.arrays import ArrayFile
-from nearlm.base.errors import OptionError
-from nearlm.base.files import Job, Json
-from nearlm.base.progress import Reporter
-from nearlm.store.datastore import Datastore
+from nearlm.base import ArrayFile, Job, Json, OptionError, Reporter
+from nearlm.store import Datastore
 
 Ids = npt.NDArray[np.integer[Any]]
 DROPPED = -1

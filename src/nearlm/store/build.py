@@ -12,14 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nearlm.base import files
-from nearlm.base.arrays import ArrayFile
-from nearlm.base.errors import OptionError, StoreError, TextError
-from nearlm.base.files import Json
-from nearlm.base.progress import Reporter, size
-from nearlm.model.lm import LM, PROBE_TOKENS
-from nearlm.model.pretrained import BUILT_IN, ModelSpec
-from nearlm.model.tap import FFN
+from nearlm.base import ArrayFile, Job, Json, OptionError, Reporter, StoreError, TextError, files, size, store_folder
+from nearlm.model import BUILT_IN, FFN, LM, PROBE_TOKENS, ModelSpec
 from nearlm.store.datastore import (
     BUILD_JOB,
     FORMAT,
@@ -33,18 +27,19 @@ from nearlm.store.datastore import (
 from nearlm.store.plan import BuildOptions, difference, identity, resolve
 from nearlm.store.shards import Clock, ShardWriter
 from nearlm.store.writing import portable_path, writing
-from nearlm.text.corpus import Corpus
-from nearlm.text.downloads import store_folder
-from nearlm.text.tokens import (
+from nearlm.text import (
+    Corpus,
     Framing,
     Segment,
+    Windows,
     check_not_empty,
     check_predictable,
     document_bounds,
+    plan_shards,
+    plan_windows,
     read_checksums,
     tokenise,
 )
-from nearlm.text.windows import Windows, plan_shards, plan_windows
 
 
 def build(
@@ -78,7 +73,7 @@ class _Builder:
     def __init__(self, folder: Path, corpus: Corpus, options: BuildOptions, reporter: Reporter, append: bool):
         self.folder, self.corpus, self.options, self.reporter = folder, corpus, options, reporter
         self.append = append
-        self.job = files.Job(folder, BUILD_JOB)
+        self.job = Job(folder, BUILD_JOB)
 
     def run(self, model: str | ModelSpec | LM | None, restart: bool) -> Datastore:
         """Build, append, go on, or find that all is done."""

@@ -9,12 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import files
-from nearlm.base.arrays import ArrayFile, ShardedArray
-from nearlm.base.errors import ModelError, StoreError
-from nearlm.base.files import Json
-from nearlm.text.downloads import store_folder
-from nearlm.text.tokens import Segment
+from nearlm.base import ArrayFile, Job, Json, ModelError, ShardedArray, StoreError, files, store_folder
+from nearlm.text import Segment
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -83,10 +79,10 @@ def read_manifest(folder: Path) -> Json:
     if not folder.is_dir():
         raise StoreError(f"{folder} is a file, expected the folder of a store")
     if not (folder / MANIFEST).exists():
-        if files.Job(folder, BUILD_JOB).started:
+        if Job(folder, BUILD_JOB).started:
             raise StoreError(f"{folder} is an unfinished build; finish it by repeating its `nearlm build` command")
-        if files.Job(folder, DERIVE_JOB).started:
-            command = f"nearlm {files.Job(folder, DERIVE_JOB).plan()['command']}"
+        if Job(folder, DERIVE_JOB).started:
+            command = f"nearlm {Job(folder, DERIVE_JOB).plan()['command']}"
             raise StoreError(f"{folder} is unfinished; finish it by repeating its `{command}` command")
         raise StoreError(f"{folder} has no {MANIFEST}, so it is no store; expected a folder made by `nearlm build`")
     version = files.read_json(folder / MANIFEST).get("format")
@@ -289,7 +285,7 @@ class Datastore:
             "shards": len(manifest["shards"]),
             "bytes": self.bytes,
             "bytes_per_record": round(self.bytes / len(self)),
-            "unfinished_append": files.Job(self.path, BUILD_JOB).started,
+            "unfinished_append": Job(self.path, BUILD_JOB).started,
             "weighted": self.weighted,
             "parent": manifest["parent"] and manifest["parent"]["name"],
             "made_by": "; ".join(map(worded, manifest["transforms"])) or None,

@@ -9,15 +9,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import files
-from nearlm.base.arrays import ArrayFile, ShardedArray
-from nearlm.base.columns import Pieces, fill_columns
-from nearlm.base.errors import OptionError, StoreError
-from nearlm.base.files import Json
-from nearlm.base.progress import Advance, Reporter, size
+from nearlm.base import (
+    Advance,
+    ArrayFile,
+    Job,
+    Json,
+    OptionError,
+    Pieces,
+    Reporter,
+    ShardedArray,
+    StoreError,
+    files,
+    size,
+    store_folder,
+)
 from nearlm.store.datastore import DERIVE_JOB, MANIFEST, Datastore, describe, worded, write_manifest
 from nearlm.store.writing import portable_path, writing
-from nearlm.text.downloads import store_folder
 
 BLOCK = 1 << 14  # records that are read, computed and written at a time
 RECORD_FILES = ("keys-", "values-", "origin-", "weights-")
@@ -39,7 +46,7 @@ class Derivation:
 
     parent: Datastore
     folder: Path
-    job: files.Job
+    job: Job
     reporter: Reporter
 
     def take_over(self, names: Iterable[str]) -> Json:
@@ -70,7 +77,7 @@ class Derivation:
             def ticked(number: int) -> None:
                 advance(blocks[number].stop - blocks[number].start)
 
-            fill_columns(self.job, step, columns, len(blocks), pieces, ticked)
+            self.job.fill(step, columns, len(blocks), pieces, ticked)
             state = {"files": {column.path.name: describe(column.path) for column in columns.values()}}
             self.job.note(step, {**self.job.state(step), **state})
         else:
@@ -107,7 +114,7 @@ def derive(
     with writing(folder, DERIVE_JOB):
         if (folder / MANIFEST).exists():
             return _finished(folder, parent, step, reporter)
-        job = files.Job(folder, DERIVE_JOB)
+        job = Job(folder, DERIVE_JOB)
         if restart:
             _discard(folder, job)
         plan = {**step, "parent": parent.manifest["checksum"], "rests_on": prepare()}
@@ -150,12 +157,12 @@ def _finished(folder: Path, parent: Datastore, step: Json, reporter: Reporter) -
     same = bool(steps) and {name: steps[-1][name] for name in step} == step
     if not same or store.manifest["parent"]["checksum"] != parent.manifest["checksum"]:
         raise StoreError(f"{folder} is a finished store, made in another way; choose another --out")
-    files.Job(folder, DERIVE_JOB).close()
+    Job(folder, DERIVE_JOB).close()
     reporter.say(f"{folder} is complete already: {len(store):,} records")
     return store
 
 
-def _discard(folder: Path, job: files.Job) -> None:
+def _discard(folder: Path, job: Job) -> None:
     """Throw away what an unfinished derivation has left; its job folder goes last."""
     files.remove(job.folder / "plan.json")
     for path in folder.iterdir():
@@ -164,7 +171,7 @@ def _discard(folder: Path, job: files.Job) -> None:
     job.close()
 
 
-def _begin(folder: Path, job: files.Job, plan: Json, reporter: Reporter) -> None:
+def _begin(folder: Path, job: Job, plan: Json, reporter: Reporter) -> None:
     if not job.started:
         _discard(folder, job)
         job.begin(plan)

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base.errors import OptionError, StoreError
+from nearlm.base import OptionError, StoreError
 from nearlm.store.datastore import Datastore
 
 

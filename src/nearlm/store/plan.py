@@ -3,12 +3,10 @@
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from nearlm.base import files
-from nearlm.base.errors import OptionError
-from nearlm.base.files import Json
-from nearlm.model.lm import LM
+from nearlm.base import Json, OptionError, files
+from nearlm.model import LM
 from nearlm.store.datastore import KEY_DTYPES
-from nearlm.text.windows import check_window
+from nearlm.text import check_window
 
 WINDOW = 512
 SHARD_RECORDS = 1 << 18

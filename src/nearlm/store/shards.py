@@ -7,15 +7,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nearlm.base import files
-from nearlm.base.columns import Pieces, fill_columns
-from nearlm.base.errors import ModelError
-from nearlm.base.files import Json
-from nearlm.base.progress import Advance, Rate, Reporter, duration
-from nearlm.model.lm import LM
+from nearlm.base import Advance, Job, Json, ModelError, Pieces, Rate, Reporter, duration, files
+from nearlm.model import LM
 from nearlm.store.datastore import describe, shard_files
 from nearlm.store.plan import BuildOptions
-from nearlm.text.windows import Ints, Windows, fill_batch, plan_batches
+from nearlm.text import Ints, Windows, fill_batch, plan_batches
 
 _ESTIMATE_BATCHES = 3
 
@@ -55,20 +51,19 @@ class ShardWriter:
         self._step = f"shard-{number:05d}"
         self._batch_tokens = int(options.batch_tokens or 1)
 
-    def done(self, job: files.Job) -> int:
+    def done(self, job: Job) -> int:
         """Return how many tokens earlier runs have done."""
         batches = job.state(self._step).get("batches", 0)
         return int(sum(self._windows.inputs[rows].sum() for rows in self._batches()[:batches])) if batches else 0
 
-    def fill(self, job: files.Job, clock: Clock) -> Json:
+    def fill(self, job: Job, clock: Clock) -> Json:
         """Compute the batches that are not there yet and return what the shard holds."""
         state = job.state(self._step)
         if state.get("files") and all(file.sound for file in self._files.values()):
             return state
         self._write_values()
         batches = self._batches()
-        fill_columns(
-            job,
+        job.fill(
             self._step,
             {"keys": self._files["keys"]},
             len(batches),

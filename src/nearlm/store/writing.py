@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nearlm.base import files
-from nearlm.base.errors import StoreError
+from nearlm.base import Job, StoreError, files
 from nearlm.store.datastore import MANIFEST
 
 
@@ -42,7 +41,7 @@ def refuse_foreign(folder: Path, job: str) -> None:
     """Refuse a place that is neither a store, nor one that `job` has begun, nor empty."""
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{folder} is a file, expected a folder to make a store in; choose another --out")
-    if not folder.is_dir() or (folder / MANIFEST).exists() or files.Job(folder, job).folder.exists():
+    if not folder.is_dir() or (folder / MANIFEST).exists() or Job(folder, job).folder.exists():
         return
     strangers = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
     if strangers:

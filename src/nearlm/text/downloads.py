@@ -4,9 +4,6 @@ Archives are downloaded by the user's own pip, so that the user's pip configurat
 where they come from. pip is given the hash as well: it refuses a wrong archive before it looks inside.
 """
 
-import contextlib
-import fcntl
-import os
 import re
 import subprocess
 import sys
@@ -17,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from nearlm.base import files
-from nearlm.base.errors import FetchError, OptionError
+from nearlm.base import FetchError, cache_dir, cache_lock, files
 
 
 @dataclass(frozen=True)
@@ -62,33 +58,12 @@ SQLALCHEMY = Package(
 )
 
 
-def cache_dir() -> Path:
-    """Return the folder for all that is downloaded: $NEARLM_CACHE, else nearlm in the user's cache."""
-    if own := os.environ.get("NEARLM_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nearlm"
-
-
-def store_folder(store: str | Path) -> Path:
-    """Return the folder of a store, which may be in the cache (`cache:NAME`)."""
-    name = str(store).removeprefix("cache:")
-    if not name:
-        raise OptionError(f"a store is named {str(store)!r}; expected a folder or cache:NAME")
-    if name == str(store):
-        with contextlib.suppress(RuntimeError):  # no such ~user
-            return Path(store).expanduser()
-        return Path(store)
-    if Path(name).name != name:
-        raise OptionError(f"{str(store)!r} is no store in the cache; expected cache:NAME, with a NAME without slashes")
-    return cache_dir() / "stores" / name
-
-
 def fetch(package: Package) -> Path:
     """Return the package's archive in the cache, downloaded if it is missing or damaged."""
     archive = cache_dir() / "downloads" / package.filename
     if _matches(archive, package.sha256):
         return archive
-    with waiting_lock(archive.parent):
+    with cache_lock(archive.parent):
         if not _matches(archive, package.sha256):
             _download(package, archive)
     return archive
@@ -120,19 +95,6 @@ def read_members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple
         if _leads_out(name):
             raise FetchError(f"{archive} holds a file named {name!r}, outside of its own folder; do not use it")
         yield name, data
-
-
-@contextlib.contextmanager
-def waiting_lock(folder: Path) -> Iterator[None]:
-    """Make `folder` and hold its lock, waiting for another process that holds it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("wb")
-    except OSError as error:
-        raise FetchError(f"cannot write to the cache ({error}); set NEARLM_CACHE to a folder you own") from None
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _matches(path: Path, sha256: str) -> bool:

@@ -28,8 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nearlm.base import files
-from nearlm.base.errors import TextError
+from nearlm.base import TextError, cache_dir, cache_lock, files
 from nearlm.text import downloads as fetch
 
 SPLITS = ("train", "valid", "test")
@@ -156,10 +155,10 @@ def near_duplicates(documents: Documents, split: Mapping[str, str]) -> list[Remo
 
 
 def _made(corpus: Corpus) -> Path:
-    folder = fetch.cache_dir() / "corpora" / corpus.folder
+    folder = cache_dir() / "corpora" / corpus.folder
     if folder.is_dir():
         return folder
-    with fetch.waiting_lock(folder.parent):
+    with cache_lock(folder.parent):
         if not folder.is_dir():
             _make(corpus, folder)
     return folder

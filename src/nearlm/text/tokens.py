@@ -16,9 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import files
-from nearlm.base.errors import OptionError, StoreError, TextError
-from nearlm.base.progress import Reporter
+from nearlm.base import Job, OptionError, Reporter, StoreError, TextError, files
 from nearlm.text.corpus import PIECE, Corpus
 from nearlm.text.windows import Windows
 
@@ -81,7 +79,7 @@ def tokenise(
     tokenizer: Any,
     framing: Framing,
     segment: Segment,
-    job: files.Job,
+    job: Job,
     max_tokens: int | None,
     reporter: Reporter,
 ) -> files.Json:
@@ -116,7 +114,7 @@ def read_checksums(corpus: Corpus, documents: int) -> list[str]:
     return corpus.checksums()
 
 
-def _write(corpus: Corpus, tokenizer: Any, writer: "_Writer", state: files.Json, job: files.Job, advance: Any) -> None:
+def _write(corpus: Corpus, tokenizer: Any, writer: "_Writer", state: files.Json, job: Job, advance: Any) -> None:
     """Encode the pieces that `state` does not know yet, with a checkpoint every few seconds."""
     due = time.monotonic() + CHECKPOINT_SECONDS
     for batch in _batches(corpus, state, writer.batch_characters):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base.errors import OptionError
+from nearlm.base import OptionError
 
 Ints = npt.NDArray[np.int64]
 

@@ -1,6 +1,6 @@
 """A text that was generated with the memory, token by token: what came from the memory, and from where."""
 
-from nearlm.base.files import Json
+from nearlm.base import Json
 from nearlm.paper.report import markup
 from nearlm.paper.report.markup import Column, TableRow
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nearlm.base.files import Json
+from nearlm.base import Json
 from nearlm.paper.report.markup import printable
 from nearlm.paper.report.plotting import (
     COLOURS,

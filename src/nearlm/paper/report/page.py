@@ -7,10 +7,7 @@ from pathlib import Path
 from string import Template
 from urllib.parse import quote
 
-from nearlm.base import files
-from nearlm.base.errors import StoreError
-from nearlm.base.files import Json
-from nearlm.base.progress import duration, size
+from nearlm.base import Json, StoreError, duration, files, size
 from nearlm.paper.report import markup
 from nearlm.paper.report.plotting import inline, save
 from nearlm.paper.report.sections import Picture, Section, sections, tiles

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import files
-from nearlm.base.errors import MissingExtraError, OptionError
+from nearlm.base import MissingExtraError, OptionError, files
 from nearlm.paper.report.markup import text
 
 # Okabe and Ito's palette: told apart with any kind of colour vision; line styles and markers differ too.

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from nearlm.base.files import Json
-from nearlm.base.progress import size
+from nearlm.base import Json, size
 from nearlm.paper.report import figures, markup
 from nearlm.paper.report.continuation import continuation
 from nearlm.paper.report.markup import Column, TableRow

@@ -15,21 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from nearlm.base import files
-from nearlm.base.errors import OptionError, StoreError
-from nearlm.base.files import Json
-from nearlm.base.progress import Reporter, duration, size
-from nearlm.mixing.adaptor import Adaptor
-from nearlm.mixing.equations import perplexity
-from nearlm.mixing.traces import Reading, read_text, room_for_traces, trace_lm
-from nearlm.model.lm import LM
+from nearlm.base import Job, Json, OptionError, Reporter, StoreError, duration, files, size, store_folder
+from nearlm.mixing import Adaptor, Reading, perplexity, read_text, room_for_traces, trace_lm
+from nearlm.model import LM
 from nearlm.optimizer.bench import FINAL, Bench
 from nearlm.optimizer.measuring import PAPER, SMALL, unbeaten
 from nearlm.optimizer.points import Choice, Goal, Point, Shape, cheapest, estimates, explained, preferred
-from nearlm.search.index import DEFAULT, PAPER_K
-from nearlm.store.datastore import DERIVE_JOB, MANIFEST, Datastore
-from nearlm.store.writing import refuse_foreign
-from nearlm.text.downloads import store_folder
+from nearlm.search import DEFAULT, PAPER_K
+from nearlm.store import DERIVE_JOB, MANIFEST, Datastore, refuse_foreign
 
 DIMS = (192, 128, 64)
 KEEPS = (0.4, 0.2)
@@ -70,7 +63,7 @@ def optimize(
     _check_out(folder, work)
     work.mkdir(parents=True, exist_ok=True)
     with files.lock(work):
-        job = files.Job(work, _JOB)
+        job = Job(work, _JOB)
         _begin(job, plan, work, folder)
         _announce(store, len(text.targets), reporter)
         bench = Bench(store, trace_lm(lm, text, reading, reporter), work, job, reporter)
@@ -100,7 +93,7 @@ def _check_out(folder: Path, work: Path) -> None:
             raise StoreError(f"{folder} is a finished store, made in another way; choose another --out")
 
 
-def _begin(job: files.Job, plan: Json, work: Path, folder: Path) -> None:
+def _begin(job: Job, plan: Json, work: Path, folder: Path) -> None:
     """Begin a job, or go on with it; one for something else is thrown away, with what it made."""
     if job.started and job.plan() == plan:
         return

@@ -1,0 +1,42 @@
+"""The cache: one folder for all that is downloaded or computed once, `NEARLM_CACHE` or nearlm in the user's cache."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from nearlm.base import files
+from nearlm.base.errors import FetchError, OptionError
+
+
+def cache_dir() -> Path:
+    """Return the cache folder: $NEARLM_CACHE, else nearlm in the user's cache."""
+    if own := os.environ.get("NEARLM_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nearlm"
+
+
+def store_folder(store: str | Path) -> Path:
+    """Return the folder of a store, which may be in the cache (`cache:NAME`)."""
+    name = str(store).removeprefix("cache:")
+    if not name:
+        raise OptionError(f"a store is named {str(store)!r}; expected a folder or cache:NAME")
+    if name == str(store):
+        with contextlib.suppress(RuntimeError):  # no such ~user
+            return Path(store).expanduser()
+        return Path(store)
+    if Path(name).name != name:
+        raise OptionError(f"{str(store)!r} is no store in the cache; expected cache:NAME, with a NAME without slashes")
+    return cache_dir() / "stores" / name
+
+
+@contextlib.contextmanager
+def cache_lock(folder: Path) -> Iterator[None]:
+    """Make a folder of the cache and hold its lock, waiting for another process that holds it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".lock").touch()
+    except OSError as error:
+        raise FetchError(f"cannot write to the cache ({error}); set NEARLM_CACHE to a folder you own") from None
+    with files.lock(folder, wait=True):
+        yield

@@ -1,0 +1,120 @@
+"""Long jobs that resume after a kill: a plan, notes of its steps, and arrays filled batch by batch."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from nearlm.base import files
+from nearlm.base.arrays import ArrayFile
+from nearlm.base.files import Json
+from nearlm.base.records import from_json, to_json
+
+CHECKPOINT_SECONDS = 2.0
+Pieces = Iterable[tuple[str, int, npt.NDArray[Any]]]
+Result = TypeVar("Result")
+
+
+class Job:
+    """A long job in a folder that resumes after a kill.
+
+    The job has a plan, which must be the same each time, and steps; what is noted of a step
+    (how far it got, or its result) is there again after a kill. `close` forgets all of it.
+    """
+
+    def __init__(self, folder: Path, name: str):
+        self.folder = folder / f"{name}.job"
+        self._plan = self.folder / "plan.json"
+
+    @property
+    def started(self) -> bool:
+        """Whether an earlier run left its plan here."""
+        return self._plan.exists()
+
+    def plan(self) -> Json:
+        """Return the plan that the job was begun with."""
+        return files.read_json(self._plan)
+
+    def begin(self, plan: Json) -> None:
+        """Note the plan of a new job."""
+        files.remove(self.folder)
+        self.folder.mkdir(parents=True)
+        files.write_json(self._plan, plan)
+
+    def resumes(self, plan: Json) -> bool:
+        """Tell whether an earlier run left this very plan."""
+        return self.started and self.plan() == plan
+
+    def resume(self, plan: Json) -> bool:
+        """Resume a job of this very plan and return True, or begin a new one in place of what is there."""
+        if self.resumes(plan):
+            return True
+        self.begin(plan)
+        return False
+
+    def note(self, step: str, state: Json) -> None:
+        """Remember the state of a step."""
+        files.write_json(self.folder / f"{step}.json", state)
+
+    def state(self, step: str) -> Json:
+        """Return what was last noted of a step, empty if nothing was."""
+        path = self.folder / f"{step}.json"
+        return files.read_json(path) if path.exists() else {}
+
+    def once(self, step: str, kind: type[Result], make: Callable[[], Result]) -> Result:
+        """Return the result of a step that an earlier run noted, or make and note it."""
+        noted = self.state(step)
+        if "result" not in noted:
+            noted = {"result": to_json(make())}
+            self.note(step, noted)
+        return from_json(kind, noted["result"], self.folder / f"{step}.json")
+
+    def fill(
+        self,
+        step: str,
+        columns: Mapping[str, ArrayFile],
+        batches: int,
+        compute: Callable[[int], Pieces],
+        ticked: Callable[[int], None],
+    ) -> None:
+        """Fill arrays from `compute(batch)`, which yields (column, first row, rows), for the batches not done yet.
+
+        The files are reserved at full size first, so that a full disk shows before the work. `ticked` is told the
+        number of each batch when it is written.
+        """
+        done = self.batches(step)
+        if done is None or not all(column.sound for column in columns.values()):
+            for column in columns.values():
+                files.allocate(column.path, column.header, column.bytes)
+            done = 0
+            self.note(step, {"batches": done})
+        with contextlib.ExitStack() as stack:
+            opened = {name: stack.enter_context(open(column.path, "r+b")) for name, column in columns.items()}
+            noted = time.monotonic()
+            for batch in range(done, batches):
+                for name, row, rows in compute(batch):
+                    column = columns[name]
+                    files.write_at(opened[name], np.ascontiguousarray(rows, column.dtype).data, column.offset(row))
+                ticked(batch)
+                if batch + 1 == batches or time.monotonic() - noted >= CHECKPOINT_SECONDS:
+                    for file in opened.values():
+                        files.sync(file)
+                    self.note(step, {"batches": batch + 1})
+                    noted = time.monotonic()
+
+    def batches(self, step: str) -> int | None:
+        """Return how many batches of arrays have been filled, None if that has not begun."""
+        return self.state(step).get("batches")
+
+    def forget_plan(self) -> None:
+        """Forget the plan alone: what is left of the folder is nobody's job any more."""
+        files.remove(self._plan)
+
+    def close(self) -> None:
+        """Forget the job; the plan goes first, so that a kill in between leaves no job."""
+        self.forget_plan()
+        files.remove(self.folder)
