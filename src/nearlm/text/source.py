@@ -1,0 +1,41 @@
+"""Which text to read, and how: what everything that takes a text has in common."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nearlm.base import OptionError
+from nearlm.text.corpus import Corpus
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """A text, or several, and how to read them."""
+
+    text: tuple[str, ...]
+    """File, folder, glob, JSON(L), Parquet, hf:NAME[/CONFIG][:SPLIT], spdx:train, pydocs:train, - for stdin."""
+    field: str = "text"
+    """Field of JSON, Parquet and dataset rows that holds the text."""
+    glob: str | None = None
+    """Which files of a folder to read, e.g. '**/*.rst'."""
+    strict: bool = False
+    """Refuse undecodable, empty or unreadable documents."""
+    max_tokens: int | None = None
+    """Use only the first N tokens of the text."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 2:
+            raise OptionError(f"--max-tokens is {self.max_tokens}, expected at least 2")
+
+    @classmethod
+    def of(cls, text: "Texts") -> "TextSource":
+        """Return a source as it is; anything else names texts to be read as usual."""
+        if isinstance(text, TextSource):
+            return text
+        return cls((text,) if isinstance(text, str) else tuple(text))
+
+    def open(self) -> Corpus:
+        """Find what the texts stand for, ready to be read."""
+        return Corpus(self.text, field=self.field, glob=self.glob, strict=self.strict)
+
+
+Texts = str | Sequence[str] | TextSource
