@@ -19,7 +19,7 @@ from nearlm.knnlm.knnlm import load_lm
 from nearlm.mixing.adaptor import Adaptor
 from nearlm.mixing.adaptor_network import scalar_columns
 from nearlm.mixing.ngrams import last_tokens
-from nearlm.mixing.traces import SCORE_BATCH_TOKENS, Reading, read_text
+from nearlm.mixing.traces import SCORE_BATCH_TOKENS, read_text
 from nearlm.model.lm import _log_probability, _statistics
 from nearlm.store.datastore import Datastore
 from nearlm.text.windows import fill_batch, plan_batches
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     store = Datastore.open(options.store)
-    adaptor, lm, reading = Adaptor.load(store, options.adaptor), load_lm(store), Reading.of_store(store.manifest)
+    adaptor, lm, reading = Adaptor.load(store, options.adaptor), load_lm(store), store.reading()
     text = read_text(options.text, lm.tokenizer, reading, max_tokens=3 * SCORE_BATCH_TOKENS)
     windows = text.windows[plan_batches(text.windows, SCORE_BATCH_TOKENS)[0]]
     batch, scores = fill_batch(text.tokens, windows), lm.score(fill_batch(text.tokens, windows))

@@ -90,8 +90,8 @@ def in_a_process(**arguments: object) -> dict[str, float]:
 
 def measure(model: str, text: str, tokens: int, window: int | None = None) -> dict[str, float]:
     """Build a store, watching this process's own memory."""
+    from calls import build
     from nearlm.model.lm import LM
-    from nearlm.store.build import build
 
     lm = LM.load(model)
     loaded = rss_anon()

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from calls import build
 from nearlm.model.lm import LM
-from nearlm.store.build import build
 from nearlm.store.datastore import Datastore
 from nearlm.store.plan import BATCH_TOKENS, WINDOW
 from nearlm.text.windows import Batch, fill_batch, plan_batches, plan_windows

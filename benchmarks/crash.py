@@ -25,9 +25,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from calls import build
 from nearlm.base import jobs
 from nearlm.base.errors import StoreError
-from nearlm.store.build import build
 from nearlm.store.datastore import Datastore
 from nearlm.text import tokens as tokenise
 

@@ -24,20 +24,10 @@ import numpy as np
 from nearlm.base.progress import Reporter
 from nearlm.knnlm.knnlm import load_lm
 from nearlm.mixing.equations import log_p_knn, mix, perplexity
-from nearlm.mixing.traces import Reading, read_text, trace_lm
+from nearlm.mixing.traces import trace_lm
 from nearlm.mixing.tuning import LAMBDAS
-from nearlm.search.index import (
-    IndexSpec,
-    SearchIndex,
-    choose_index,
-    empty_index,
-    open_index,
-    paper_nlist,
-    read_parts,
-    sample_size,
-    train_index,
-    write_parts,
-)
+from nearlm.search.index import SearchIndex, empty_index, open_index, read_parts, train_index, write_parts
+from nearlm.search.kinds import IndexSpec, choose_index, paper_nlist, sample_size
 from nearlm.search.linear import linear_transform, matrix, principal_axes
 from nearlm.store.datastore import Datastore
 
@@ -112,7 +102,7 @@ def main() -> None:
     args = parser.parse_args()
     store, reporter = Datastore.open(args.store), Reporter()
     lm = load_lm(store)
-    reading = Reading.of_store(store.manifest)
+    reading = store.reading()
     text = read_text(args.text, lm.tokenizer, reading, max_tokens=args.max_tokens, reporter=reporter)
     trace = trace_lm(lm, text, reading, reporter)
     queries, log_lm, targets = np.asarray(trace.keys), np.asarray(trace.logp, np.float64), text.targets

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from calls import build_index, knnlm_of, tune
 from nearlm.base.progress import Reporter
 from nearlm.knnlm.evaluation import Evaluation, evaluate_tokens
 from nearlm.knnlm.knnlm import KNNLM, load_lm
-from nearlm.mixing.traces import Reading, read_text, trace_lm, trace_search
-from nearlm.mixing.tuning import KS, tune, tune_traces
-from nearlm.optimizer.measuring import searches_per_second
-from nearlm.search.indexing import build_index
+from nearlm.mixing.traces import trace_lm, trace_search
+from nearlm.mixing.tuning import KS, tune_traces
+from nearlm.optimizer.bench import searches_per_second
 from nearlm.search.retriever import Retriever
 from nearlm.store.datastore import Datastore
 
@@ -55,9 +55,9 @@ def main() -> None:
         else:
             tuned[label] = tune(lm, retriever, args.valid, **lm_options)
         print(f"{label}: {tuned[label].table()}")
-    reading = Reading.of_store(store.manifest)
+    reading = store.reading()
     text = read_text(args.test, lm.tokenizer, reading, max_tokens=args.max_tokens)
-    models = {"NLM": KNNLM(lm, store, None, lam=0.0)}
+    models = {"NLM": knnlm_of(lm, store, None, lam=0.0)}
     for label, index, distances in (
         ("vanilla", "paper", "index"),
         ("vanilla, T=1", "paper", "index"),
@@ -65,7 +65,7 @@ def main() -> None:
         ("auto", "default", "index"),
     ):
         point = tuned["vanilla"].paper if label.endswith("T=1") else tuned[label].best
-        models[label] = KNNLM(
+        models[label] = knnlm_of(
             lm,
             store,
             Retriever(store, index, distances=distances),

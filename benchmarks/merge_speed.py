@@ -120,10 +120,10 @@ def plain(neighbors: Any, values: Any, order: Any) -> int:
 
 def search(records: int, dim: int, k: int, code: str) -> dict[str, float]:
     """Time the self-search of a store and FAISS's search of the same vectors, the best of three each."""
+    from calls import build_index
     from nearlm.base import files
     from nearlm.base.progress import Reporter
     from nearlm.search.index import faiss_index
-    from nearlm.search.indexing import build_index
     from nearlm.shrink.neighbors import saved_neighbors
     from synthetic import make_store
 

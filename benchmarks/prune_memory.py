@@ -69,10 +69,8 @@ def in_a_process(**arguments: object) -> dict[str, float]:
 
 def measure(step: str, folder: str, **options: int) -> dict[str, float]:
     """Do one step, watching this process's own memory."""
+    from calls import build_index, prune_store, reduce_store
     from nearlm.base.files import remove
-    from nearlm.search.indexing import build_index
-    from nearlm.shrink.pruning import prune_store
-    from nearlm.shrink.reduction import reduce_store
     from nearlm.store.datastore import Datastore
 
     path, out = Path(folder) / "store", Path(folder) / step

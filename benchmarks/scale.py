@@ -19,7 +19,8 @@ from pathlib import Path
 import faiss
 import numpy as np
 
-from nearlm.search.index import choose_index, empty_index, read_parts, sample_size, train_index, write_parts
+from nearlm.search.index import empty_index, read_parts, train_index, write_parts
+from nearlm.search.kinds import choose_index, sample_size
 
 DIM, CLUSTERS, BLOCK, QUERIES, K = 256, 20_000, 1 << 15, 500, 256
 

@@ -117,10 +117,10 @@ def nearlm(monkeypatch, capfd):
 @pytest.fixture
 def quick_paper_index(monkeypatch):
     """Give the paper's index codes of 4 bits, which are trained at once."""
-    monkeypatch.setattr("nearlm.search.index.paper_code_bytes", lambda dim: "4x4")
+    monkeypatch.setattr("nearlm.search.kinds.paper_code_bytes", lambda dim: "4x4")
 
 
 @pytest.fixture
 def quick_timing(monkeypatch):
     """Let experiments time no longer than they must."""
-    monkeypatch.setattr("nearlm.optimizer.measuring._SECONDS", 0.0)
+    monkeypatch.setattr("nearlm.optimizer.bench._SECONDS", 0.0)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from calls import build
 from conftest import make_text
-from nearlm.store.build import build
 
 
 @pytest.fixture(scope="module")

@@ -7,21 +7,19 @@ import numpy as np
 import pytest
 import torch
 
+from calls import attach, build, build_index, evaluate, knnlm_of, load_knnlm
 from conftest import make_llama, make_text
 from nearlm.base import files
 from nearlm.base.errors import ModelError, OptionError
-from nearlm.knnlm.attachment import attach
-from nearlm.knnlm.evaluation import evaluate
-from nearlm.knnlm.knnlm import KNNLM
 from nearlm.mixing import adapting
+from nearlm.mixing.adapting import AdaptorInfo, HeldOut, TrainingInfo
 from nearlm.mixing.adaptor import Adaptor, Gate, save_adaptor
-from nearlm.mixing.adaptor_network import AdaptorNetwork, Shape, scalar_columns
+from nearlm.mixing.adaptor_network import AdaptorNetwork, Inputs, scalar_columns
 from nearlm.mixing.adaptor_training import thresholds_of
 from nearlm.mixing.ngrams import NGrams, build_ngrams, last_tokens
 from nearlm.model.lm import LM
-from nearlm.search.indexing import build_index
 from nearlm.search.retriever import Retriever
-from nearlm.store.build import build
+from nearlm.store import SearchSettings
 
 WINDOW = 48
 PROMPTS = ["the licence grants", "any person who uses copies of the software", "free"]
@@ -49,14 +47,14 @@ def store(tmp_path_factory, double_lm):
         ("counts", "learned", ("freq", "fert")),
         ("constant", "constant", ("keys", "conf", "ent", "fert")),
     ):
-        save_adaptor(made.path / "adaptor" / name, *untrained(made, double_lm, weight, features))
+        save_adaptor(made.layout.adaptor(name), *untrained(made, double_lm, weight, features))
     return made
 
 
 def untrained(store, lm, weight, features):
     """An adaptor whose random λ depends strongly on its features, with thresholds from the store's own contexts."""
     torch.manual_seed(5)
-    network, shape = AdaptorNetwork(Shape(store.dim, features)), Shape(store.dim, features)
+    network, shape = AdaptorNetwork(Inputs(store.dim, features)), Inputs(store.dim, features)
     rng, places = np.random.default_rng(0), np.arange(0, len(store), 3)
     counts = NGrams.open(store).look_up(last_tokens(store.tokens[:], store.document_bounds, store.origin.take(places)))
     scalars = scalar_columns(shape, len(places), rng.uniform(size=len(places)), rng.uniform(size=len(places)), counts)
@@ -67,17 +65,24 @@ def untrained(store, lm, weight, features):
             if isinstance(part, torch.nn.Linear):
                 part.weight.mul_(3)
     log_lam = network.log_weights(keys, scalars)[:, 0]
-    described = {
-        "store": store.manifest["checksum"],
-        "search": adapting.search_hash(Retriever(store)),
-        "model": lm.fingerprint(),
-        "settings": {"index": "default", **SETTINGS},
-        "weight": weight,
-        "lam": 0.4,
-        "thresholds": thresholds_of(log_lam)[1:-1].tolist(),
-        "held_out": {"constant": 10.0, "curve": [9.0] * 101, "errors": [0.0] * 101, "random": [9.0] * 101},
-    }
-    return network, described
+    held_out = HeldOut(900, "documents", 12.0, 10.0, 0.1, 0.01, [9.0] * 101, [0.0] * 101, [9.0] * 101)
+    info = AdaptorInfo(
+        format=adapting.FORMAT,
+        shape=shape,
+        store=store.checksum,
+        search=adapting.search_hash(Retriever(store)),
+        model=lm.fingerprint(),
+        text="",
+        settings=SearchSettings(index="default", **SETTINGS),
+        training=TrainingInfo("likelihood", 0, 5e-4, 128, 1, 5, 0.05, 9000),
+        tried={},
+        files={},
+        weight=weight,
+        lam=0.4,
+        thresholds=thresholds_of(log_lam)[1:-1].tolist(),
+        held_out=held_out,
+    )
+    return network, info
 
 
 @pytest.fixture(scope="module")
@@ -102,21 +107,21 @@ def searches(monkeypatch):
 
 
 def test_a_constant_adaptor_that_skips_nothing_is_plain_knn_lm(double_lm, store, test_text):
-    plain = evaluate(KNNLM.load(store, double_lm), str(test_text))
-    gated = evaluate(KNNLM.load(store, double_lm, adaptor="constant", skip=0), str(test_text))
+    plain = evaluate(load_knnlm(store, double_lm), str(test_text))
+    gated = evaluate(load_knnlm(store, double_lm, adaptor="constant", skip=0), str(test_text))
     assert gated.perplexity == pytest.approx(plain.perplexity, rel=1e-9)
     assert plain.perplexity != pytest.approx(plain.nlm_perplexity, rel=1e-3)
-    assert (gated.skipped, gated.retrievals, gated.adaptor) == (0.0, gated.tokens, "constant")
+    assert (gated.skipped, gated.retrievals, gated.search.adaptor) == (0.0, gated.tokens, "constant")
 
 
 def test_an_adaptor_that_skips_all_is_the_lm_and_searches_nothing(double_lm, store, test_text, searches):
-    alone = evaluate(KNNLM.load(store, double_lm, knn=False), str(test_text))
+    alone = evaluate(load_knnlm(store, double_lm, knn=False), str(test_text))
     for name in ("learned", "constant"):
-        gated = evaluate(KNNLM.load(store, double_lm, adaptor=name, skip=1.0), str(test_text))
+        gated = evaluate(load_knnlm(store, double_lm, adaptor=name, skip=1.0), str(test_text))
         assert gated.perplexity == gated.nlm_perplexity == alone.perplexity
         assert (gated.skipped, gated.retrievals, gated.retrievals_per_second) == (1.0, 0, None)
-    knnlm = KNNLM.load(store, double_lm, adaptor="learned", skip=1.0)
-    plain = KNNLM(double_lm, store, None)
+    knnlm = load_knnlm(store, double_lm, adaptor="learned", skip=1.0)
+    plain = knnlm_of(double_lm, store, None)
     assert knnlm.generate(PROMPTS, max_new_tokens=5, do_sample=False) == plain.generate(
         PROMPTS, max_new_tokens=5, do_sample=False
     )
@@ -150,7 +155,7 @@ def by_hand(lm, store, adaptor, ids, skip):
 @pytest.mark.parametrize("name", ["learned", "counts"])
 def test_scores_and_attached_logits_equal_the_equations(double_lm, store, name, searches):
     adaptor, skip = Adaptor.load(store, name), 0.4
-    knnlm = KNNLM.load(store, double_lm, adaptor=name, skip=skip)
+    knnlm = load_knnlm(store, double_lm, adaptor=name, skip=skip)
     scores = knnlm.score(make_text(25, seed=8))
     ids = [0, *scores.tokens.tolist()][:WINDOW]
     lam, logp = by_hand(double_lm, store, adaptor, ids, skip)
@@ -169,20 +174,21 @@ def test_scores_and_attached_logits_equal_the_equations(double_lm, store, name, 
 
 
 def test_only_tokens_that_ask_are_searched_and_a_window_does_not_hide_the_past(double_lm, store, test_text, searches):
-    knnlm = KNNLM.load(store, double_lm, adaptor="counts", skip=0.4)
+    knnlm = load_knnlm(store, double_lm, adaptor="counts", skip=0.4)
     found = evaluate(knnlm, str(test_text))
     assert found.retrievals == sum(searches) and found.skipped == pytest.approx(1 - sum(searches) / found.tokens)
     strided = evaluate(knnlm, str(test_text), stride=16)  # λ depends on tokens only, so not on the windows
     assert strided.retrievals == found.retrievals
-    assert found.adaptor_microseconds > 0 and 0 <= found.adaptor_share < 1 and found.lam is None
+    assert found.adaptor_microseconds > 0 and 0 <= found.adaptor_share < 1 and found.search.lam is None
 
 
 def test_explaining_shows_no_neighbours_for_tokens_that_did_not_ask(double_lm, store):
-    knnlm = KNNLM.load(store, double_lm, adaptor="counts", skip=0.5)
+    knnlm = load_knnlm(store, double_lm, adaptor="counts", skip=0.5)
     ids = [0, *double_lm.tokenizer(make_text(20, seed=4))["input_ids"]]
-    told, scores = list(knnlm.explain(ids)), knnlm._score_ids(np.asarray(ids, np.int32))[0]
-    assert [bool(one.nearest) for one in told] == scores.asked.tolist() and 0 < scores.asked.sum() < len(told)
-    silent = KNNLM.load(store, double_lm, adaptor="counts", skip=1)
+    told = list(knnlm.explain(ids))
+    asked = np.concatenate([batch.scores.asked for batch in knnlm._scored(np.asarray(ids, np.int32))])
+    assert [bool(one.nearest) for one in told] == asked.tolist() and 0 < asked.sum() < len(told)
+    silent = load_knnlm(store, double_lm, adaptor="counts", skip=1)
     assert not any(one.nearest for one in silent.explain(ids))
 
 
@@ -197,7 +203,7 @@ def greedy(lm, store, adaptor, ids, skip, steps):
 
 @pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"prefill_chunk_size": 3}])
 def test_greedy_generation_equals_recomputing_the_whole_context(double_lm, store, options):
-    knnlm, adaptor = KNNLM.load(store, double_lm, adaptor="counts", skip=0.3), Adaptor.load(store, "counts")
+    knnlm, adaptor = load_knnlm(store, double_lm, adaptor="counts", skip=0.3), Adaptor.load(store, "counts")
     for prompt in PROMPTS[:2]:
         start, new = knnlm.generate_ids([prompt], max_new_tokens=10, do_sample=False, **options)[0]
         assert start + new == greedy(double_lm, store, adaptor, start, 0.3, 10)
@@ -238,7 +244,7 @@ def watched(monkeypatch, double_lm):
 def test_the_adaptor_sees_the_last_tokens_of_every_row(double_lm, store, watched, options):
     told, whole = watched
     torch.manual_seed(0)
-    knnlm = KNNLM.load(store, double_lm, adaptor="counts", skip=0.3)
+    knnlm = load_knnlm(store, double_lm, adaptor="counts", skip=0.3)
     knnlm.generate(PROMPTS, max_new_tokens=8, **options)
     assert len(told) == len(whole) > 4
     for contexts, sequences in zip(told, whole, strict=True):
@@ -248,19 +254,19 @@ def test_the_adaptor_sees_the_last_tokens_of_every_row(double_lm, store, watched
 
 
 def test_beams_with_and_without_a_cache_agree(double_lm, store):
-    knnlm = KNNLM.load(store, double_lm, adaptor="learned", skip=0.4)
+    knnlm = load_knnlm(store, double_lm, adaptor="learned", skip=0.4)
     options = {"max_new_tokens": 8, "num_beams": 4, "do_sample": False}
     assert knnlm.generate(PROMPTS, **options) == knnlm.generate(PROMPTS, use_cache=False, **options)
 
 
 def test_a_batch_with_left_padding_gives_what_single_prompts_give(double_lm, store):
-    knnlm = KNNLM.load(store, double_lm, adaptor="counts", skip=0.3)
+    knnlm = load_knnlm(store, double_lm, adaptor="counts", skip=0.3)
     together = knnlm.generate(PROMPTS, max_new_tokens=8, do_sample=False)
     assert together == [knnlm.generate(prompt, max_new_tokens=8, do_sample=False) for prompt in PROMPTS]
 
 
 def test_a_loop_of_ones_own_with_a_cache_sees_the_whole_past(double_lm, store):
-    knnlm = KNNLM.load(store, double_lm, adaptor="learned", skip=0.3)
+    knnlm = load_knnlm(store, double_lm, adaptor="learned", skip=0.3)
     ids = torch.tensor([[0, *double_lm.tokenizer(PROMPTS[1])["input_ids"]]]).repeat(2, 1)
     ids[1, -2] = 17
     with attach(double_lm, knnlm.retriever, gate=knnlm.gate) as model, torch.no_grad():
@@ -278,7 +284,7 @@ def test_a_loop_of_ones_own_with_a_cache_sees_the_whole_past(double_lm, store):
 
 
 def test_a_past_that_nobody_saw_is_refused(double_lm, store):
-    knnlm = KNNLM.load(store, double_lm, adaptor="counts", skip=0.3)
+    knnlm = load_knnlm(store, double_lm, adaptor="counts", skip=0.3)
     ids = torch.tensor([[0, 5, 6, 7]])
     with torch.no_grad():
         cache = double_lm.model(ids, use_cache=True).past_key_values
@@ -290,11 +296,8 @@ def test_a_past_that_nobody_saw_is_refused(double_lm, store):
             model(inputs_embeds=embedded)
 
 
-def test_attach_takes_one_lambda_or_a_gate(double_lm, store):
-    knnlm = KNNLM.load(store, double_lm, adaptor="learned")
-    for options in ({}, {"lam": 0.3, "gate": knnlm.gate}):
-        with pytest.raises(OptionError, match="either"), attach(double_lm, knnlm.retriever, **options):
-            pass
+def test_attach_refuses_a_temperature_that_the_gate_was_not_trained_with(double_lm, store):
+    knnlm = load_knnlm(store, double_lm, adaptor="learned")
     with (
         pytest.raises(OptionError, match="temperature=3"),
         attach(double_lm, knnlm.retriever, gate=knnlm.gate, temperature=1.0),
@@ -303,7 +306,7 @@ def test_attach_takes_one_lambda_or_a_gate(double_lm, store):
 
 
 def test_gradients_flow_through_an_attached_model(double_lm, store):
-    knnlm = KNNLM.load(store, double_lm, adaptor="learned", skip=0.4)
+    knnlm = load_knnlm(store, double_lm, adaptor="learned", skip=0.4)
     ids = torch.tensor([[0, *double_lm.tokenizer(PROMPTS[1])["input_ids"]]])
     with attach(double_lm, knnlm.retriever, gate=knnlm.gate) as model:
         model(ids, labels=ids).loss.backward()
@@ -326,4 +329,4 @@ def test_gradients_flow_through_an_attached_model(double_lm, store):
 )
 def test_options_that_do_not_go_together_are_refused(double_lm, store, options, message):
     with pytest.raises(OptionError, match=message):
-        KNNLM.load(store, double_lm, **options)
+        load_knnlm(store, double_lm, **options)

@@ -4,12 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from calls import attach, build, build_index, evaluate, load_knnlm
 from conftest import make_text
-from nearlm.knnlm.attachment import attach
-from nearlm.knnlm.evaluation import evaluate
-from nearlm.knnlm.knnlm import KNNLM
-from nearlm.search.indexing import build_index
-from nearlm.store.build import build
 
 WINDOW = 48
 
@@ -57,7 +53,7 @@ def plain_knn_lm(model, tokenizer, text, store, lam, temperature, k, stride=WIND
 
 @pytest.mark.parametrize("stride", [WINDOW, 16])
 def test_perplexity_equals_a_plain_numpy_implementation(lm, store, test_text, stride):
-    knnlm = KNNLM.load(store, lm, index="flat", lam=0.4, temperature=5.0, k=64)
+    knnlm = load_knnlm(store, lm, index="flat", lam=0.4, temperature=5.0, k=64)
     result = evaluate(knnlm, str(test_text), stride=stride)
     log_lm, logp = plain_knn_lm(lm.model, lm.tokenizer, test_text.read_text(), store, 0.4, 5.0, 64, stride)
     assert result.tokens == len(logp)
@@ -68,14 +64,14 @@ def test_perplexity_equals_a_plain_numpy_implementation(lm, store, test_text, st
 
 
 def test_without_knn_it_is_the_lm_alone(lm, store, test_text):
-    alone = evaluate(KNNLM.load(store, lm, index="flat", knn=False), str(test_text))
-    mixed = evaluate(KNNLM.load(store, lm, index="flat", lam=0.0), str(test_text))
+    alone = evaluate(load_knnlm(store, lm, index="flat", knn=False), str(test_text))
+    mixed = evaluate(load_knnlm(store, lm, index="flat", lam=0.0), str(test_text))
     assert alone.perplexity == alone.nlm_perplexity == pytest.approx(mixed.perplexity, rel=1e-6)
     assert alone.retrievals == 0 and mixed.retrievals == mixed.tokens
 
 
 def test_score_attach_and_evaluate_agree(lm, store, test_text):
-    knnlm = KNNLM.load(store, lm, index="flat", lam=0.3, temperature=4.0, k=100)
+    knnlm = load_knnlm(store, lm, index="flat", lam=0.3, temperature=4.0, k=100)
     scores = knnlm.score(test_text.read_text())
     ids = [lm.tokenizer.bos_token_id, *scores.tokens[: WINDOW - 1].tolist()]
     with attach(lm, knnlm.retriever, lam=0.3, temperature=4.0, k=100) as model, torch.no_grad():

@@ -1,21 +1,23 @@
 """The adaptor's network, losses, thresholds and training, against the paper's equations."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from calls import build, build_index
 from conftest import make_text
 from nearlm.base import files
 from nearlm.base.errors import OptionError, StoreError
 from nearlm.mixing import adapting
-from nearlm.mixing.adaptor import Adaptor, adaptor_folder, save_adaptor
+from nearlm.mixing.adaptor import Adaptor, adaptor_files, save_adaptor
 from nearlm.mixing.adaptor_network import (
     FEATURES,
     PAPER_FEATURES,
     AdaptorNetwork,
-    Shape,
+    Inputs,
     classification_loss,
     mixture_loss,
     parse_features,
@@ -28,7 +30,6 @@ from nearlm.mixing.adaptor_training import (
     Training,
     best_constant,
     half_perplexity,
-    pruned_logp,
     split_rows,
     standard_error,
     thresholds_of,
@@ -36,9 +37,8 @@ from nearlm.mixing.adaptor_training import (
 )
 from nearlm.mixing.equations import mix, perplexity
 from nearlm.mixing.ngrams import Counts
-from nearlm.search.indexing import build_index
 from nearlm.search.retriever import Retriever
-from nearlm.store.build import build
+from nearlm.store import SearchSettings
 
 QUICK = Training(epochs=3, batch=64)
 
@@ -57,7 +57,7 @@ DOCUMENTS = np.repeat(np.arange(60), 100)
 
 
 def test_the_network_is_the_papers():
-    network = AdaptorNetwork(Shape(24, PAPER_FEATURES, "none"))
+    network = AdaptorNetwork(Inputs(24, PAPER_FEATURES, "none"))
     shapes = [tuple(layer.weight.shape) for layer in network.mlp if isinstance(layer, torch.nn.Linear)]
     assert shapes == [(128, 48)] + [(128, 128)] * 4 + [(2, 128)]
     each = {
@@ -91,7 +91,7 @@ def log_softmax(x):
 
 @pytest.mark.parametrize("features", [("keys",), ("conf",), ("freq", "fert"), FEATURES])
 def test_every_feature_can_be_left_out(features):
-    shape, rng = Shape(16, features), np.random.default_rng(0)
+    shape, rng = Inputs(16, features), np.random.default_rng(0)
     counts = Counts(rng.integers(0, 9, (7, 4)), rng.integers(0, 9, (7, 4)))
     conf, ent = rng.uniform(size=7), rng.uniform(size=7)
     scalars = scalar_columns(shape, 7, conf, ent, counts)
@@ -109,7 +109,7 @@ def test_standardising_takes_away_shift_and_scale():
     keys, scalars = rng.normal(3, 50, (500, 8)).astype(np.float32), rng.normal(-9, 0.01, (500, 6)).astype(np.float32)
     scalars[:, 2] = 4.0  # a feature that never changes
     for standardise in ("all", "scalars", "none"):
-        network = AdaptorNetwork(Shape(8, PAPER_FEATURES, standardise))
+        network = AdaptorNetwork(Inputs(8, PAPER_FEATURES, standardise))
         network.fit(torch.from_numpy(keys), torch.from_numpy(scalars))
         seen = ((torch.from_numpy(keys) - network.key_mean) * network.key_scale).numpy()
         others = ((torch.from_numpy(scalars) - network.mean) * network.scale).numpy()
@@ -153,7 +153,9 @@ def test_thresholds_remove_the_share_that_was_asked_for():
 def test_the_curve_goes_from_the_mixture_to_the_lm():
     examples = made_up_examples()
     scores = examples.keys[:, 0].astype(np.float64)
-    pruned = [pruned_logp(examples.log_lm, examples.log_knn, 0.4, scores >= cut) for cut in thresholds_of(scores)]
+    pruned = [
+        mix(examples.log_lm, examples.log_knn, np.where(scores >= cut, 0.4, 0.0)) for cut in thresholds_of(scores)
+    ]
     found = [perplexity(logp) for logp in pruned]
     mixed = mix(examples.log_lm, examples.log_knn, 0.4)
     assert found[0] == perplexity(mixed) and found[-1] == perplexity(examples.log_lm)
@@ -196,17 +198,17 @@ def test_an_error_is_that_of_documents_not_of_tokens():
 
 def test_the_errors_of_the_curve_are_those_of_its_differences():
     examples, split = made_up_examples(), split_rows(DOCUMENTS, 0)
-    network = train_network(Shape(12, PAPER_FEATURES), examples, split, 0.05, QUICK).network
-    found = adapting.judged(network, examples, split, "likelihood", 0.4)
-    held, held_out = examples[split.held], found["held_out"]
-    difference = held.log_lm - mix(held.log_lm, held.log_knn, found["lam"])
-    assert held_out["errors"][-1] == pytest.approx(standard_error(difference, DOCUMENTS[split.held]), rel=1e-12)
-    assert held_out["gain_error"] > 0 and held_out["errors"][0] == pytest.approx(held_out["gain_error"], rel=1e-9)
+    network = train_network(Inputs(12, PAPER_FEATURES), examples, split, 0.05, QUICK).network
+    found = adapting.judge(network, examples, split, "likelihood", 0.4)
+    held, held_out = examples[split.held], found.held_out
+    difference = held.log_lm - mix(held.log_lm, held.log_knn, found.lam)
+    assert held_out.errors[-1] == pytest.approx(standard_error(difference, DOCUMENTS[split.held]), rel=1e-12)
+    assert held_out.gain_error > 0 and held_out.errors[0] == pytest.approx(held_out.gain_error, rel=1e-9)
 
 
 def test_training_finds_what_there_is_to_find_and_the_seed_decides():
     examples, split = made_up_examples(), split_rows(DOCUMENTS, 0)
-    shape = Shape(12, PAPER_FEATURES)
+    shape = Inputs(12, PAPER_FEATURES)
     trained = train_network(shape, examples, split, 0.05, QUICK)
     test = made_up_examples(seed=7)
     lam = np.exp(trained.network.log_weights(test.keys, test.scalars)[:, 0])
@@ -224,23 +226,23 @@ def test_a_larger_coefficient_makes_smaller_weights():
     examples, split = made_up_examples(), split_rows(DOCUMENTS, 0)
     means = []
     for a in (0.0, 1.0):
-        network = train_network(Shape(12, PAPER_FEATURES), examples, split, a, QUICK).network
+        network = train_network(Inputs(12, PAPER_FEATURES), examples, split, a, QUICK).network
         means.append(np.exp(network.log_weights(examples.keys, examples.scalars)[:, 0]).mean())
     assert means[1] < 0.8 * means[0]
 
 
 def test_learned_weights_are_used_only_if_they_are_better():
     examples, split = made_up_examples(), split_rows(DOCUMENTS, 0)
-    shape = Shape(12, PAPER_FEATURES)
-    good = adapting.judged(
+    shape = Inputs(12, PAPER_FEATURES)
+    good = adapting.judge(
         train_network(shape, examples, split, 0.05, QUICK).network, examples, split, "likelihood", 0.4
     )
-    assert good["weight"] == "learned" and good["held_out"]["curve"][0] < good["held_out"]["constant"]
-    assert adapting.judged(AdaptorNetwork(shape), examples, split, "likelihood", 0.4)["weight"] == "constant"
+    assert good.weight == "learned" and good.held_out.curve[0] < good.held_out.constant
+    assert adapting.judge(AdaptorNetwork(shape), examples, split, "likelihood", 0.4).weight == "constant"
     classified = train_network(shape, examples, split, 0.05, Training("classify", epochs=3, batch=64)).network
-    found = adapting.judged(classified, examples, split, "classify", 0.4)
-    assert found["weight"] == "constant" and found["held_out"]["curve"][50] < 0.97 * found["held_out"]["random"][50]
-    assert found["held_out"]["curve"][0] == pytest.approx(found["held_out"]["constant"])
+    found = adapting.judge(classified, examples, split, "classify", 0.4)
+    assert found.weight == "constant" and found.held_out.curve[50] < 0.97 * found.held_out.random[50]
+    assert found.held_out.curve[0] == pytest.approx(found.held_out.constant)
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +268,7 @@ def valid(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def adaptor(lm, store, valid):
-    return Adaptor.train(lm, store, valid, training=QUICK, features="all")
+    return Adaptor.train(lm, store, valid, replace(QUICK, features="all"))
 
 
 class Heard:
@@ -291,16 +293,16 @@ def test_an_adaptor_is_kept_whole(lm, store, valid, adaptor):
     np.testing.assert_array_equal(
         again.log_weights(keys, ones, ones, contexts), adaptor.log_weights(keys, ones, ones, contexts)
     )
-    text = (adaptor_folder(store, "default") / "adaptor.json").read_text()
+    text = adaptor_files(store, "default").description.read_text()
     assert str(store.path) not in text and json.loads(text)["settings"]["temperature"] == 3.0
-    assert "random" in adaptor.table() and not list(adaptor_folder(store, "default").glob("*.job"))
+    assert "random" in adaptor.table() and not list(adaptor_files(store, "default").folder.glob("*.job"))
 
 
 def test_the_share_skipped_on_the_held_out_part_is_what_was_asked_for(lm, store, valid, adaptor):
-    from nearlm.mixing.traces import Reading, read_text
+    from nearlm.mixing.traces import traced_text
 
-    reading = Reading.of_store(store.manifest)
-    text = read_text(valid, lm.tokenizer, reading)
+    reading = store.reading()
+    text = traced_text(valid, lm.tokenizer, reading)
     trace = adapting.traced(lm, Retriever(store, nprobe=8), text, reading, adaptor.settings, Heard())
     held = split_rows(text.documents, 0).held
     from nearlm.mixing.ngrams import last_tokens
@@ -318,9 +320,9 @@ def test_a_tiny_text_warns_and_the_weight_stays_constant(lm, store, tmp_path):
     said = "\n".join(heard.lines)
     assert "few to learn from" in said and "two blocks" in said
     assert not made.learned and "λ stays as tuned" in said
-    assert made.lam == adapting.tuned_lambda(store, "default") and made.gate("auto", 100).skip == 0
-    held = made.described["held_out"]
-    assert held["curve"][0] == pytest.approx(held["constant"], rel=1e-12)
+    assert made.lam == adapting.tuned_settings(store, "default").lam and made.gate("auto", 100).skip == 0
+    held = made.info.held_out
+    assert held.curve[0] == pytest.approx(held.constant, rel=1e-12)
 
 
 def test_the_checkpoint_is_chosen_where_the_lower_half_does_not_ask():
@@ -335,31 +337,29 @@ def test_the_checkpoint_is_chosen_where_the_lower_half_does_not_ask():
 
 def test_a_gain_on_few_held_out_tokens_is_not_trusted():
     examples, split = made_up_examples(), split_rows(DOCUMENTS, 0)
-    network = train_network(Shape(12, PAPER_FEATURES), examples, split, 0.05, QUICK).network
+    network = train_network(Inputs(12, PAPER_FEATURES), examples, split, 0.05, QUICK).network
     few = Split(split.train, split.held[:499], split.documents[:499], "documents")
-    found = adapting.judged(network, examples, few, "likelihood", 0.123)
-    assert found["weight"] == "constant" and found["lam"] == 0.123
-    assert adapting.judged(network, examples, split, "likelihood", 0.123)["lam"] != 0.123
+    found = adapting.judge(network, examples, few, "likelihood", 0.123)
+    assert found.weight == "constant" and found.lam == 0.123
+    assert adapting.judge(network, examples, split, "likelihood", 0.123).lam != 0.123
 
 
 def test_auto_takes_the_largest_share_within_the_budget(adaptor, store):
-    held = {
-        **adaptor.described["held_out"],
-        "tokens": 500,
-        "constant": 10.0,
-        "curve": (9.9 + 0.02 * np.arange(101)).tolist(),
-        "errors": [0.0] * 101,
-    }
-    one = Adaptor(adaptor.network, {**adaptor.described, "held_out": held}, adaptor.ngrams)
+    curve = (9.9 + 0.02 * np.arange(101)).tolist()
+    held = replace(adaptor.info.held_out, tokens=500, constant=10.0, curve=curve, errors=[0.0] * 101)
+
+    def judged(**changed):
+        verdict = replace(adaptor.info, held_out=replace(held, **changed))
+        return Adaptor(adaptor.network, verdict, adaptor.settings, adaptor.ngrams)
+
+    one = judged()
     assert one.best_skip(0.105) == pytest.approx(0.1) and one.gate("auto").skip == pytest.approx(0.1)
     assert one.gate("auto", 0.0).skip == pytest.approx(0.05)
     assert one.gate("auto", 100).skip == 1.0
-    held["errors"] = [0.002] * 101  # twice that of 10 is two more percent
-    assert one.gate("auto", 0.105).skip == pytest.approx(0.08)
-    held["tokens"] = 499
-    assert one.gate("auto", 100).skip == 0.0
-    held |= {"tokens": 500, "curve": [20.0] * 101}
-    assert one.gate("auto").skip == 0.0
+    unsure = judged(errors=[0.002] * 101)  # twice that of 10 is two more percent
+    assert unsure.gate("auto", 0.105).skip == pytest.approx(0.08)
+    assert judged(tokens=499).gate("auto", 100).skip == 0.0
+    assert judged(curve=[20.0] * 101).gate("auto").skip == 0.0
 
 
 def test_auto_tries_the_papers_coefficients_and_goes_on_after_a_kill(lm, store, valid, monkeypatch):
@@ -371,7 +371,7 @@ def test_auto_tries_the_papers_coefficients_and_goes_on_after_a_kill(lm, store, 
             raise KeyboardInterrupt
         return real(shape, examples, split, a, *rest)
 
-    options = {"name": "auto", "a": "auto", "training": Training(epochs=1)}
+    options = {"name": "auto", "training": Training(a="auto", epochs=1)}
     monkeypatch.setattr(adapting, "train_network", killed)
     with pytest.raises(KeyboardInterrupt):
         Adaptor.train(lm, store, valid, **options)
@@ -379,16 +379,16 @@ def test_auto_tries_the_papers_coefficients_and_goes_on_after_a_kill(lm, store, 
         Adaptor.load(store, "auto")
     made = Adaptor.train(lm, store, valid, **options)
     assert tried == [0.01, 0.05, 0.1, 0.2, 0.2, 0.5, 1.0]
-    found = made.described["tried"]
-    assert float(made.described["training"]["a"]) == float(min(found, key=found.get)) and len(found) == 6
+    found = made.info.tried
+    assert made.info.training.a == float(min(found, key=found.get)) and len(found) == 6
     monkeypatch.setattr(adapting, "train_network", real)
     whole = Adaptor.train(lm, store, valid, **{**options, "name": "whole"})
-    assert whole.described["files"] == made.described["files"]
+    assert whole.info.files == made.info.files
 
 
 def test_what_does_not_fit_is_refused(lm, store, adaptor):
     fits = Retriever(store, nprobe=8)
-    adaptor.check(fits, 3.0, 32, lm.fingerprint())
+    adaptor.check(fits, SearchSettings(temperature=3.0, k=32), lm.fingerprint())
     cases = [
         ((Retriever(store, "flat"), 3.0, 32), "index 'default'"),
         ((Retriever(store, nprobe=4), 3.0, 32), "nprobe=8, here it is 4"),
@@ -396,19 +396,20 @@ def test_what_does_not_fit_is_refused(lm, store, adaptor):
         ((fits, 1.0, 32), "temperature=3.0, here it is 1.0"),
         ((fits, 3.0, 64), "k=32, here it is 64"),
     ]
-    for arguments, message in cases:
+    for (retriever, temperature, k), message in cases:
         with pytest.raises(OptionError, match=message):
-            adaptor.check(*arguments, lm.fingerprint())
+            adaptor.check(retriever, SearchSettings(temperature=temperature, k=k), lm.fingerprint())
     with pytest.raises(OptionError, match="another model"):
-        adaptor.check(fits, 3.0, 32, "0" * 64)
-    changed = Adaptor(adaptor.network, {**adaptor.described, "search": "other"}, adaptor.ngrams)
+        adaptor.check(fits, adaptor.settings, "0" * 64)
+    changed = Adaptor(adaptor.network, replace(adaptor.info, search="other"), adaptor.settings, adaptor.ngrams)
     with pytest.raises(OptionError, match="earlier index"):
-        changed.check(fits, 3.0, 32, lm.fingerprint())
+        changed.check(fits, adaptor.settings, lm.fingerprint())
 
 
 def test_a_damaged_foreign_or_stale_adaptor_is_refused(lm, store, adaptor, tmp_path):
-    folder = adaptor_folder(store, "copy")
-    save_adaptor(folder, adaptor.network, adaptor.described)
+    place = adaptor_files(store, "copy")
+    folder = place.folder
+    save_adaptor(place, adaptor.network, adaptor.info)
     Adaptor.load(store, "copy")
     path = folder / "adaptor.safetensors"
     data = bytearray(path.read_bytes())
@@ -416,7 +417,7 @@ def test_a_damaged_foreign_or_stale_adaptor_is_refused(lm, store, adaptor, tmp_p
     path.write_bytes(data)
     with pytest.raises(StoreError, match="damaged"):
         Adaptor.load(store, "copy")
-    save_adaptor(folder, adaptor.network, {**adaptor.described, "store": "other"})
+    save_adaptor(place, adaptor.network, replace(adaptor.info, store="other"))
     with pytest.raises(StoreError, match="earlier state"):
         Adaptor.load(store, "copy")
     described = json.loads((folder / "adaptor.json").read_text())
@@ -436,10 +437,10 @@ def test_a_damaged_foreign_or_stale_adaptor_is_refused(lm, store, adaptor, tmp_p
         lambda: parse_features("keys,keys"),
         lambda: parse_features(""),
         lambda: Training("guess"),
-        lambda: Shape(4, PAPER_FEATURES, "some"),
-        lambda: adapting.parse_a("-1"),
-        lambda: adapting.parse_a("many"),
-        lambda: adapting.parse_a("nan"),
+        lambda: Inputs(4, PAPER_FEATURES, "some"),
+        lambda: Training(a="-1"),
+        lambda: Training(a="many"),
+        lambda: Training(a="nan"),
     ],
 )
 def test_nonsense_options_are_refused(make):

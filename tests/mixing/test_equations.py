@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearlm.mixing.equations import found, log_p_knn, log_p_knn_vocabulary, mix, perplexity
+from nearlm.mixing.equations import back_off, log_p_knn, log_p_knn_vocabulary, mix, perplexity
 
 VOCAB = 7
 
@@ -54,7 +54,9 @@ def test_the_mixture_sums_to_one_whatever_was_found(case, lam):
     rng = np.random.default_rng(0)
     log_lm = np.log(rng.dirichlet(np.ones(VOCAB), len(tokens)))
     log_knn = log_p_knn_vocabulary(distances, tokens, VOCAB, temperature, weights)
-    mixed = np.stack([mix(log_lm[:, v], found(log_knn[:, v], log_lm[:, v], tokens), lam) for v in range(VOCAB)], axis=1)
+    mixed = np.stack(
+        [mix(log_lm[:, v], back_off(log_knn[:, v], log_lm[:, v], tokens), lam) for v in range(VOCAB)], axis=1
+    )
     np.testing.assert_allclose(np.exp(mixed).sum(1), 1.0, rtol=1e-9)
 
 

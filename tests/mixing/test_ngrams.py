@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calls import build
 from conftest import make_text
 from nearlm.base import files
 from nearlm.base.arrays import ShardedArray
 from nearlm.base.errors import StoreError
 from nearlm.mixing import ngrams
-from nearlm.mixing.ngrams import NGrams, build_ngrams, last_tokens, ngrams_folder, verify_ngrams
-from nearlm.store.build import build
+from nearlm.mixing.ngrams import NGrams, build_ngrams, last_tokens, verify_ngrams
+from nearlm.store import Layout
 
 
 def fake_store(folder, documents, segments=1):
@@ -26,8 +27,9 @@ def fake_store(folder, documents, segments=1):
     bounds = np.cumsum([0, *map(len, documents)])
     checksum = files.canonical_hash([stream.tolist(), bounds.tolist()])
     parts = [part for part in np.array_split(stream, segments) if len(part)]
+    layout = Layout(folder)
     return SimpleNamespace(
-        path=folder, tokens=ShardedArray(parts), document_bounds=bounds, manifest={"checksum": checksum}
+        path=folder, layout=layout, tokens=ShardedArray(parts), document_bounds=bounds, checksum=checksum
     )
 
 
@@ -129,10 +131,10 @@ def test_a_build_goes_on_after_a_kill_to_the_same_bytes(tmp_path, monkeypatch, s
         with pytest.raises(KeyboardInterrupt):
             build_ngrams(store)
     check(build_ngrams(store), documents)
-    for path in ngrams_folder(whole).glob("*.*"):
+    for path in whole.layout.ngrams.folder.glob("*.*"):
         if path.is_file():
-            assert path.read_bytes() == (ngrams_folder(store) / path.name).read_bytes(), path.name
-    assert not list(ngrams_folder(store).glob("*.job"))
+            assert path.read_bytes() == (store.layout.ngrams.folder / path.name).read_bytes(), path.name
+    assert not list(store.layout.ngrams.folder.glob("*.job"))
 
 
 def test_tables_are_made_once_refused_when_stale_and_verified(tmp_path, lm, monkeypatch):
@@ -152,7 +154,7 @@ def test_tables_are_made_once_refused_when_stale_and_verified(tmp_path, lm, monk
     assert len(bounds) == 3 and bounds[-1] == len(stream)
     check(tables, [stream[a:b].tolist() for a, b in itertools.pairwise(bounds)])
     verify_ngrams(grown)
-    path = ngrams_folder(grown) / "counts-3.npy"
+    path = grown.layout.ngrams.folder / "counts-3.npy"
     damaged = bytearray(path.read_bytes())
     damaged[-1] ^= 1
     path.write_bytes(damaged)
@@ -161,4 +163,4 @@ def test_tables_are_made_once_refused_when_stale_and_verified(tmp_path, lm, monk
     path.write_bytes(damaged[:-4])
     with pytest.raises(StoreError, match="counts-3"):
         NGrams.open(grown)
-    assert json.loads((ngrams_folder(grown) / "ngrams.json").read_text())["tokens"] == len(stream)
+    assert json.loads((grown.layout.ngrams.folder / "ngrams.json").read_text())["tokens"] == len(stream)

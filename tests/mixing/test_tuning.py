@@ -5,17 +5,15 @@ import json
 import numpy as np
 import pytest
 
+from calls import build, build_index, evaluate, load_knnlm, tune
 from conftest import make_text
+from nearlm.base import to_json
 from nearlm.base.errors import OptionError
-from nearlm.knnlm.evaluation import evaluate
-from nearlm.knnlm.knnlm import KNNLM
 from nearlm.mixing import tuning
 from nearlm.mixing.equations import mix, perplexity
-from nearlm.mixing.traces import Reading, read_text, trace_lm, trace_search
-from nearlm.mixing.tuning import LAMBDAS, PAPER_LAMBDAS, tune, tune_traces
-from nearlm.search.indexing import build_index
+from nearlm.mixing.traces import trace_lm, trace_search, traced_text
+from nearlm.mixing.tuning import LAMBDAS, PAPER_LAMBDAS, tune_traces
 from nearlm.search.retriever import Retriever
-from nearlm.store.build import build
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +34,15 @@ def valid(tmp_path_factory):
 
 
 def traced(lm, store, valid, k=128, **options):
-    reading = Reading.of_store(store.manifest)
-    text = read_text(valid, lm.tokenizer, reading)
+    reading = store.reading()
+    text = traced_text(valid, lm.tokenizer, reading)
     return trace_search(trace_lm(lm, text, reading), Retriever(store, **options), k)
 
 
 def test_a_trace_says_what_evaluation_says(lm, store, valid):
     trace = traced(lm, store, valid)
     mixed = mix(np.asarray(trace.lm.logp, np.float64), trace.log_p_knn(4.0, 50), 0.35)
-    evaluated = evaluate(KNNLM.load(store, lm, lam=0.35, temperature=4.0, k=50), valid)
+    evaluated = evaluate(load_knnlm(store, lm, lam=0.35, temperature=4.0, k=50), valid)
     assert perplexity(mixed) == pytest.approx(evaluated.perplexity, rel=1e-5)
     assert perplexity(trace.lm.logp) == pytest.approx(evaluated.nlm_perplexity, rel=1e-5)
 
@@ -74,11 +72,11 @@ def test_settings_are_kept_with_the_index_and_used_by_default(lm, store, valid):
     found = tune(lm, Retriever(store), valid, k=128)
     kept = json.loads((store.path / "index" / "default" / "settings.json").read_text())
     assert (kept["lam"], kept["temperature"], kept["k"]) == (found.best.lam, found.best.temperature, found.best.k)
-    default = KNNLM.load(store, lm)
-    assert (default.lam, default.temperature, default.k) == (found.best.lam, found.best.temperature, found.best.k)
+    default = load_knnlm(store, lm)
+    assert found.best.given == {**default.memory.settings.given, "k": found.best.k}
     assert evaluate(default, valid).perplexity == pytest.approx(found.best.perplexity, rel=1e-5)
-    assert KNNLM.load(store, lm, lam=0.11).lam == 0.11
-    assert "perplexity" in found.table() and found.to_json()["best"]["k"] == found.best.k
+    assert load_knnlm(store, lm, lam=0.11).memory.lam == 0.11
+    assert "perplexity" in found.table() and to_json(found)["best"]["k"] == found.best.k
 
 
 def test_the_lm_and_the_search_run_once(lm, store, valid, monkeypatch):

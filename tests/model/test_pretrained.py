@@ -14,7 +14,8 @@ from architectures import make_model
 from conftest import make_llama
 from nearlm.base.errors import MissingExtraError, ModelError, NearLMError, OptionError
 from nearlm.model.lm import LM
-from nearlm.model.pretrained import ModelSpec, choose_device, choose_dtype, load_tokenizer
+from nearlm.model.pretrained import choose_device, choose_dtype, load_tokenizer
+from nearlm.model.spec import ModelSpec
 from nearlm.text.windows import Batch
 
 IDS = np.random.default_rng(0).integers(0, 90, (1, 20))
@@ -78,39 +79,39 @@ def test_a_folder_loads_in_other_dtypes(model_folder: Path, dtype: str) -> None:
     ],
 )
 def test_a_name_that_leads_nowhere(name: str, words: str) -> None:
-    message = refusal(name=name)
+    message = refusal(model=name)
     assert words in message
     assert repr(name) in message
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
-    assert "holds no config.json; expected a saved Hugging Face model" in refusal(name=str(tmp_path))
+    assert "holds no config.json; expected a saved Hugging Face model" in refusal(model=str(tmp_path))
 
 
 def test_files_that_are_no_models(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("text")
     (tmp_path / "x.gguf").write_text("text")
-    assert "is a file but no .gguf" in refusal(name=str(tmp_path / "x.txt"))
-    assert "not a GGUF file" in refusal(name=str(tmp_path / "x.gguf"))
+    assert "is a file but no .gguf" in refusal(model=str(tmp_path / "x.txt"))
+    assert "not a GGUF file" in refusal(model=str(tmp_path / "x.gguf"))
 
 
 def test_a_broken_config(copied: Path) -> None:
     (copied / "config.json").write_text("{")
-    assert "not a valid JSON file" in refusal(name=str(copied))
+    assert "not a valid JSON file" in refusal(model=str(copied))
 
 
 def test_a_missing_tokenizer(copied: Path) -> None:
     for path in copied.glob("tokenizer*"):
         path.unlink()
-    assert f"the tokenizer of '{copied}' cannot be loaded" in refusal(name=str(copied))
+    assert f"the tokenizer of '{copied}' cannot be loaded" in refusal(model=str(copied))
 
 
 def test_missing_and_cut_weights(copied: Path) -> None:
     weights = copied / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
-    assert f"model '{copied}' cannot be loaded" in refusal(name=str(copied))
+    assert f"model '{copied}' cannot be loaded" in refusal(model=str(copied))
     weights.unlink()
-    assert "no file named model.safetensors" in refusal(name=str(copied))
+    assert "no file named model.safetensors" in refusal(model=str(copied))
 
 
 def change_config(folder: Path, **changes: Any) -> None:
@@ -120,13 +121,13 @@ def change_config(folder: Path, **changes: Any) -> None:
 
 def test_weights_that_do_not_fill_the_model_are_not_made_up_at_random(copied: Path) -> None:
     change_config(copied, num_hidden_layers=3)
-    message = refusal(name=str(copied))
+    message = refusal(model=str(copied))
     assert "lacks 9 of the weights that its config.json asks for, e.g. model.layers.2." in message
 
 
 def test_weights_of_another_shape(copied: Path) -> None:
     change_config(copied, intermediate_size=48)
-    message = refusal(name=str(copied))
+    message = refusal(model=str(copied))
     assert "other shapes than its config.json says" in message
     assert "64" in message
     assert "48" in message
@@ -134,7 +135,7 @@ def test_weights_of_another_shape(copied: Path) -> None:
 
 def test_a_model_of_another_kind(copied: Path) -> None:
     change_config(copied, model_type="t5", architectures=["T5ForConditionalGeneration"])
-    message = refusal(name=str(copied))
+    message = refusal(model=str(copied))
     assert "AutoModelForCausalLM" in message
     assert "BambaConfig" not in message
 
@@ -192,7 +193,7 @@ def test_remote_code_is_not_run_unless_trusted(copied: Path) -> None:
     (copied / "evil.py").write_text("raise SystemExit('remote code was run')")
     classes = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
     change_config(copied, model_type="evil", auto_map=classes)
-    assert "--trust-remote-code" in refusal(name=str(copied))
+    assert "--trust-remote-code" in refusal(model=str(copied))
 
 
 @pytest.mark.parametrize(
@@ -200,18 +201,18 @@ def test_remote_code_is_not_run_unless_trusted(copied: Path) -> None:
     [
         ("bitsandbytes", {"quantization": "8bit"}, "quantized"),
         ("peft", {"adapter": "anything"}, "peft"),
-        ("gguf", {"name": "x.gguf"}, "gguf"),
-        ("accelerate", {"name": "x.gguf"}, "gguf"),
+        ("gguf", {"model": "x.gguf"}, "gguf"),
+        ("accelerate", {"model": "x.gguf"}, "gguf"),
     ],
 )
 def test_a_missing_extra_is_named(
     module: str, spec: dict[str, str], extra: str, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "x.gguf").write_text("")
-    name = str(tmp_path / spec["name"]) if "name" in spec else str(model_folder)
+    name = str(tmp_path / spec["model"]) if "model" in spec else str(model_folder)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=rf"pip install 'nearlm\[{extra}\]'"):
-        LM.load(ModelSpec(**{**spec, "name": name}))
+        LM.load(ModelSpec(**{**spec, "model": name}))
 
 
 @pytest.fixture(params=["llama", "opt"])
@@ -253,18 +254,18 @@ def test_adapters_that_do_not_fit(model_folder: Path, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     name = str(model_folder)
     lora(make_llama(hidden_size=64), tmp_path / "wide")
-    assert "size mismatch" in refusal(name=name, adapter=str(tmp_path / "wide"))
+    assert "size mismatch" in refusal(model=name, adapter=str(tmp_path / "wide"))
     lora(make_llama(num_hidden_layers=1), tmp_path / "short", ["q_proj", "up_proj"])
-    assert "missing adapter keys" in refusal(name=name, adapter=str(tmp_path / "short"))
-    assert f"adapter '{tmp_path / 'none'}' cannot be loaded" in refusal(name=name, adapter=str(tmp_path / "none"))
+    assert "missing adapter keys" in refusal(model=name, adapter=str(tmp_path / "short"))
+    assert f"adapter '{tmp_path / 'none'}' cannot be loaded" in refusal(model=name, adapter=str(tmp_path / "none"))
     prompts = peft.PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM")
     peft.get_peft_model(make_llama(), prompts).save_pretrained(tmp_path / "prompts")
-    assert "adds prompt tokens; expected LoRA" in refusal(name=name, adapter=str(tmp_path / "prompts"))
+    assert "adds prompt tokens; expected LoRA" in refusal(model=name, adapter=str(tmp_path / "prompts"))
 
 
 def test_an_adapter_in_place_of_a_model(tmp_path: Path) -> None:
     lora(make_llama(), tmp_path / "adapter")
-    assert "holds a PEFT adapter" in refusal(name=str(tmp_path / "adapter"))
+    assert "holds a PEFT adapter" in refusal(model=str(tmp_path / "adapter"))
 
 
 @pytest.mark.parametrize("bits", ["8bit", "4bit"])
@@ -337,7 +338,7 @@ def test_a_gguf_file_loads_as_an_ordinary_model(tmp_path: Path, tokenizer: Any) 
     lm.model.save_pretrained(tmp_path / "saved")  # no trace of GGUF is left in it
     lm.tokenizer.save_pretrained(tmp_path / "saved")
     assert LM.load(str(tmp_path / "saved")).fingerprint() == lm.fingerprint()
-    assert "cannot be loaded" in refusal(name=str(tmp_path / "tiny.gguf"), quantization="8bit")
+    assert "cannot be loaded" in refusal(model=str(tmp_path / "tiny.gguf"), quantization="8bit")
 
 
 def test_errors_are_all_of_the_right_kind(model_folder: Path) -> None:

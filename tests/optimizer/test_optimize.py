@@ -7,22 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from calls import build, evaluate, load_knnlm
 from conftest import make_text
-from nearlm.base import jobs
+from nearlm.base import from_json, jobs, to_json
 from nearlm.base.errors import OptionError, StoreError
-from nearlm.knnlm.evaluation import evaluate
-from nearlm.knnlm.knnlm import KNNLM
 from nearlm.mixing.adaptor import Adaptor
 from nearlm.mixing.adaptor_training import split_rows
 from nearlm.mixing.ngrams import last_tokens
-from nearlm.mixing.traces import Reading, read_text, trace_lm, trace_search
-from nearlm.optimizer import bench
+from nearlm.mixing.traces import trace_lm, trace_search, traced_text
+from nearlm.optimizer import bench, trials
 from nearlm.optimizer import optimization as optimizing
 from nearlm.optimizer.optimization import optimize
-from nearlm.optimizer.points import Choice, Goal, Point, Shape, Skipping, cheapest, estimates, preferred
+from nearlm.optimizer.points import Choice, Goal, Point, Setup, Shape, Skipping, cheapest, estimates, preferred
 from nearlm.search.retriever import Retriever
-from nearlm.store.build import build
-from nearlm.store.datastore import Datastore
+from nearlm.store import Datastore, SearchSettings
 
 pytestmark = pytest.mark.usefixtures("quick_timing")
 
@@ -47,12 +45,18 @@ def small(monkeypatch, quick_paper_index):
     """Try fewer and smaller things."""
     monkeypatch.setattr(optimizing, "SMALL_DIMS", (8, 4))
     monkeypatch.setattr(optimizing, "SMALL_KEEPS", (0.7, 0.001))
-    monkeypatch.setattr(bench, "KS", (1024, 64))
-    monkeypatch.setattr(bench, "TRUSTED_TOKENS", 10)
+    monkeypatch.setattr(trials, "KS", (1024, 64))
+    monkeypatch.setattr(trials, "TRUSTED_TOKENS", 10)
 
 
 def point(perplexity, microseconds, keep=1.0, dim=16, nprobe=8, k=1024):
-    return Point("", keep, dim, nprobe, k, perplexity, microseconds, 1.0, 0.5, 100, 1000, 100)
+    search = SearchSettings(nprobe=nprobe, k=k, temperature=1.0, lam=0.5)
+    return Point("", Setup(100, dim, 1000, 100, "Flat", search), keep, perplexity, microseconds)
+
+
+def how(one):
+    """What a point keeps, and how it is searched."""
+    return one.keep, one.setup.dim, one.setup.search.nprobe, one.setup.search.k
 
 
 def test_estimates_add_perplexities_and_multiply_times():
@@ -95,7 +99,7 @@ def test_an_adaptor_may_buy_a_worse_search_or_skip():
 
 
 def test_one_with_an_adaptor_is_preferred_if_it_is_faster_or_alone_within_the_budget():
-    gated, plain = replace(point(10.0, 50.0), adaptor=True, sure=True), point(10.0, 60.0)
+    gated, plain = replace(point(10.0, 50.0), sure=True), point(10.0, 60.0)
     assert preferred(gated, plain, 10.1) and not preferred(gated, point(10.0, 40.0), 10.1)
     assert preferred(gated, replace(point(10.0, 40.0), margin=0.2), 10.1)
     assert preferred(gated, point(10.2, 40.0), 10.1) and not preferred(replace(gated, sure=False), plain, 10.1)
@@ -105,30 +109,27 @@ def test_the_store_is_ready_and_within_the_budget(store, lm, texts, tmp_path, sm
     valid, out = str(texts / "valid"), tmp_path / "fast"
     choice = optimize(lm, store, valid, out, budget=0.5)
     chosen, made = choice.chosen, Datastore.open(out)
-    assert (chosen.records, chosen.dim) == (len(made), made.dim)
+    assert (chosen.setup.records, chosen.setup.dim) == (len(made), made.dim)
     assert not out.with_name("fast.optimize").exists()
     plain = [one for one in choice.points if not one.adaptor]
-    base = next(
-        one
-        for one in plain
-        if (one.keep, one.dim, one.nprobe, one.k) == (chosen.keep, chosen.dim, chosen.nprobe, chosen.k)
-    )
+    base = next(one for one in plain if how(one) == how(chosen))
+    search = chosen.setup.search
     within = min(one.microseconds for one in plain if one.perplexity + one.margin <= choice.target)
     assert chosen.microseconds < within if chosen.adaptor else chosen.microseconds == within
     assert chosen.beyond <= 0.5 and base.beyond == pytest.approx(base.perplexity - choice.vanilla.perplexity)
     assert choice.target == choice.vanilla.perplexity + 0.5
-    assert {one.dim for one in choice.points} >= {32, 8, 4} and {one.keep for one in choice.points} == {1.0, 0.7}
+    assert {one.setup.dim for one in choice.points} >= {32, 8, 4} and {one.keep for one in choice.points} == {1.0, 0.7}
     assert str(len(made)) in choice.paragraph.replace(",", "")
 
-    ready = KNNLM.load(out, lm)
-    assert ready.k == chosen.k and ready.temperature == chosen.temperature
+    ready = load_knnlm(out, lm)
+    assert ready.memory.settings.k == search.k and ready.memory.temperature == search.temperature
     assert (ready.gate is not None) == chosen.adaptor
-    plain = KNNLM.load(out, lm, adaptor="none")
-    assert plain.gate is None and plain.lam == pytest.approx(chosen.lam)
+    plain = load_knnlm(out, lm, adaptor="none")
+    assert plain.gate is None and plain.memory.lam == pytest.approx(search.lam)
     assert evaluate(plain, valid).perplexity == pytest.approx(base.perplexity, rel=1e-4)
-    assert KNNLM.load(out, lm, lam=0.2).gate is None
+    assert load_knnlm(out, lm, lam=0.2).gate is None
     again = optimize(lm, store, valid, out, budget=0.5)
-    assert again == choice == Choice.from_json(json.loads(json.dumps(choice.to_json())))
+    assert again == choice == from_json(Choice, json.loads(json.dumps(to_json(choice))), "")
     with pytest.raises(StoreError, match="another store, text or budget"):
         optimize(lm, store, valid, out, budget=0.4)
 
@@ -139,12 +140,14 @@ BUDGET = 60.0
 def test_the_share_to_skip_is_the_largest_within_the_budget_of_vanilla(store, lm, texts, tmp_path, small):
     choice = optimize(lm, store, str(texts / "valid"), tmp_path / "fast", budget=BUDGET)
     gated, made = [one for one in choice.points if one.adaptor][-1], Datastore.open(tmp_path / "fast")
-    adaptor, vanilla = Adaptor.load(made), choice.vanilla
-    reading = Reading.of_store(store.manifest)
-    traced = trace_lm(lm, read_text(str(texts / "valid"), lm.tokenizer, reading), reading)
+    adaptor, vanilla, search = Adaptor.load(made), choice.vanilla.setup.search, gated.setup.search
+    reading = store.reading()
+    traced = trace_lm(lm, traced_text(str(texts / "valid"), lm.tokenizer, reading), reading)
     rows = split_rows(traced.text.documents, 0).held
     log_lm = np.asarray(traced.logp, np.float64)
-    ours = trace_search(traced, adaptor.settings.retriever(made), gated.k).log_p_knn(gated.temperature, gated.k)
+    ours = trace_search(traced, Retriever.open(made, adaptor.settings), search.k).log_p_knn(
+        search.temperature, search.k
+    )
     paper = trace_search(traced, Retriever(store, "measured-paper"), 1024).log_p_knn(vanilla.temperature)
     log_vanilla = np.logaddexp(log_lm + np.log1p(-vanilla.lam), paper + np.log(vanilla.lam))
     contexts = last_tokens(traced.text.tokens, traced.text.bounds, traced.text.windows.target_positions)
@@ -162,9 +165,9 @@ def test_the_share_to_skip_is_the_largest_within_the_budget_of_vanilla(store, lm
         ours, theirs = np.exp(-logp[chosen].mean()), np.exp(-log_vanilla[chosen].mean())
         return ours + margin(logp, chosen) <= theirs + BUDGET
 
-    same = (gated.keep, gated.dim, gated.nprobe, gated.k)
-    plain = next(one for one in choice.points if (one.keep, one.dim, one.nprobe, one.k) == same)
-    mixed = np.logaddexp(log_lm + np.log1p(-plain.lam), ours + np.log(plain.lam))
+    plain = next(one for one in choice.points if how(one) == how(gated))
+    lam = plain.setup.search.lam
+    mixed = np.logaddexp(log_lm + np.log1p(-lam), ours + np.log(lam))
     assert plain.margin == pytest.approx(margin(mixed, np.arange(len(mixed))), rel=0.01)  # the store was rotated
     within = []
     for percent in range(100):
@@ -173,14 +176,14 @@ def test_the_share_to_skip_is_the_largest_within_the_budget_of_vanilla(store, lm
             logp = np.logaddexp(log_lm + np.log1p(-lam), ours + np.log(lam))
         if sure(logp, rows) and sure(logp, np.arange(len(logp))):
             within.append((percent / 100, np.exp(-logp[rows].mean())))
-    assert within and (gated.skip, gated.perplexity) == pytest.approx(within[-1], rel=1e-5) and gated.sure
+    assert within and (search.skip, gated.perplexity) == pytest.approx(within[-1], rel=1e-5) and gated.sure
     there = np.exp(-log_vanilla[rows].mean())
-    assert choice.held_out["vanilla"] == pytest.approx(there)
+    assert choice.held_out.vanilla == pytest.approx(there)
     assert gated.beyond == pytest.approx(within[-1][1] - there, rel=1e-4)
     if gated.chosen:
-        assert made.defaults["skip"] == gated.skip
-        knnlm = KNNLM.load(tmp_path / "fast", lm)
-        assert knnlm.gate is not None and knnlm.gate.skip == gated.skip
+        assert made.defaults.skip == search.skip
+        knnlm = load_knnlm(tmp_path / "fast", lm)
+        assert knnlm.gate is not None and knnlm.gate.skip == search.skip
 
 
 def test_a_killed_run_goes_on(store, lm, texts, tmp_path, small, monkeypatch):
@@ -199,7 +202,7 @@ def test_a_killed_run_goes_on(store, lm, texts, tmp_path, small, monkeypatch):
     calls.clear()
     monkeypatch.setattr(optimizing.Adaptor, "train", training)
     choice = optimize(lm, store, valid, out, budget=0.5)
-    assert not calls and len(Datastore.open(out)) == choice.chosen.records
+    assert not calls and len(Datastore.open(out)) == choice.chosen.setup.records
     work = out.with_name("fast.optimize")
     work.mkdir()  # killed when all but this was done
     assert optimize(lm, store, valid, out, budget=0.5) == choice and not work.exists()
@@ -219,7 +222,7 @@ def test_a_run_for_something_else_begins_anew(store, lm, texts, tmp_path, small,
     assert out.exists() and list(work.glob("keep-*"))
     (work / "keep-0.7" / "manifest.json").unlink()  # would be refused if it were still there
     choice = optimize(lm, store, valid, out, budget=0.6)
-    assert choice.budget == 0.6 and not work.exists() and len(Datastore.open(out)) == choice.chosen.records
+    assert choice.budget == 0.6 and not work.exists() and len(Datastore.open(out)) == choice.chosen.setup.records
 
 
 def test_a_refused_store_is_out_of_the_way_at_once(store, lm, texts, tmp_path, small, monkeypatch):

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from calls import build, build_index, evaluate, load_knnlm
 from conftest import make_text
 from nearlm.base import files
 from nearlm.base.errors import MissingExtraError, OptionError
-from nearlm.knnlm.evaluation import evaluate
-from nearlm.knnlm.knnlm import KNNLM
 from nearlm.mixing.adaptor import Adaptor
 from nearlm.mixing.adaptor_training import Training
 from nearlm.mixing.equations import mix, perplexity
@@ -19,8 +18,6 @@ from nearlm.paper import ablation as ablating
 from nearlm.paper import report
 from nearlm.paper.ablation import PAPER_ROWS, SHARES, ablate, equal_share, masks_and_weights, oracle
 from nearlm.paper.results import LEARNED, RANDOM
-from nearlm.search.indexing import build_index
-from nearlm.store.build import build
 
 pytestmark = pytest.mark.usefixtures("quick_timing")
 
@@ -64,9 +61,9 @@ def test_the_oracle_asks_where_the_memory_is_at_least_as_good():
     found = oracle(log_lm, log_knn, 0.3)
     wins = np.exp(log_knn) >= np.exp(log_lm)
     p = np.where(wins, 0.3 * np.exp(log_knn) + 0.7 * np.exp(log_lm), np.exp(log_lm))
-    assert found["skipped"] == pytest.approx(1 - wins.mean())
-    assert found["constant"] == pytest.approx(np.exp(-np.log(p).mean()))
-    assert found["best"] <= found["constant"] <= perplexity(mix(log_lm, log_knn, 0.3))
+    assert found.skipped == pytest.approx(1 - wins.mean())
+    assert found.constant == pytest.approx(np.exp(-np.log(p).mean()))
+    assert found.best <= found.constant <= perplexity(mix(log_lm, log_knn, 0.3))
 
 
 def test_the_share_at_which_a_curve_crosses_vanilla():
@@ -96,28 +93,28 @@ def store(texts, model_folder, lm):
     build_index(made, "flat", quiet=True)
     settings = {"k": 32, "temperature": 3.0, "lam": 0.3, "nprobe": None, "distances": "index"}
     files.write_stamped(made.path / "index" / "default" / "settings.json", settings)
-    Adaptor.train(lm, made, str(texts / "valid"), training=Training(epochs=2))
+    Adaptor.train(lm, made, str(texts / "valid"), Training(epochs=2))
     return made
 
 
 def test_curves_are_those_of_evaluation(lm, store, texts):
     found = ablate(lm, store, str(texts / "test"))
-    evaluated = evaluate(KNNLM.load(store, lm, lam=found.lam), str(texts / "test"))
+    evaluated = evaluate(load_knnlm(store, lm, lam=found.lam), str(texts / "test"))
     assert found.vanilla_perplexity == pytest.approx(evaluated.perplexity, rel=1e-5)
     assert found.curves[RANDOM][0] == pytest.approx(evaluated.perplexity, rel=1e-5)
     assert found.nlm_perplexity == pytest.approx(evaluated.nlm_perplexity, rel=1e-5)
     assert found.best_constant_perplexity <= found.vanilla_perplexity
-    at_half = evaluate(KNNLM.load(store, lm, adaptor="default", skip=0.5), str(texts / "test"))
+    at_half = evaluate(load_knnlm(store, lm, adaptor="default", skip=0.5), str(texts / "test"))
     assert found.skipped[10] == pytest.approx(at_half.skipped, abs=1e-9)
     weight = "learned" if Adaptor.load(store).learned else "constant"
     assert found.curves[f"learned mask, {weight} λ"][0] == pytest.approx(
-        evaluate(KNNLM.load(store, lm, adaptor="default", skip=0), str(texts / "test")).perplexity, rel=1e-5
+        evaluate(load_knnlm(store, lm, adaptor="default", skip=0), str(texts / "test")).perplexity, rel=1e-5
     )
     assert not found.features and LEARNED in found.table()
 
 
 def test_the_command_trains_variants_and_draws(nearlm, store, texts, tmp_path, monkeypatch):
-    monkeypatch.setattr(ablating, "Training", lambda objective, seed: Training(objective, seed, epochs=1))
+    monkeypatch.setattr(ablating, "Training", lambda **given: Training(**given, epochs=1))
     figure = tmp_path / "ablation.svg"
     code, out, err = nearlm(
         "ablate", store.path, "--text", texts / "test", "--valid", texts / "valid", "--figure", figure, "--json", "-q"
@@ -132,7 +129,7 @@ def test_the_command_trains_variants_and_draws(nearlm, store, texts, tmp_path, m
 
 
 def test_trained_variants_outlast_a_kill(lm, store, texts, monkeypatch):
-    monkeypatch.setattr(ablating, "Training", lambda objective, seed: Training(objective, seed, epochs=1))
+    monkeypatch.setattr(ablating, "Training", lambda **given: Training(**given, epochs=1))
     real, trained = ablating.train_network, []
 
     def killed(shape, *given):
@@ -146,7 +143,7 @@ def test_trained_variants_outlast_a_kill(lm, store, texts, monkeypatch):
         ablate(lm, store, str(texts / "test"), valid=[str(texts / "valid")])
     monkeypatch.setattr(ablating, "train_network", lambda *given: trained.append(given[0].features) or real(*given))
     found = ablate(lm, store, str(texts / "test"), valid=[str(texts / "valid")])
-    assert trained == [*PAPER_ROWS, Adaptor.load(store).shape.features]
+    assert trained == [*PAPER_ROWS, Adaptor.load(store).inputs.features]
     assert len(found.features) == 6 and not list((store.path / "adaptor" / "default").glob("*.job"))
 
 

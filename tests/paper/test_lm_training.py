@@ -17,14 +17,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from calls import finetune, train_lm
 from conftest import make_text
 from nearlm.base import files
 from nearlm.base.errors import MissingExtraError, ModelError, OptionError, StoreError, TextError
 from nearlm.base.progress import Reporter
 from nearlm.model.lm import LM
 from nearlm.model.pretrained import ModelSpec
-from nearlm.paper import lm_training as lmtraining
-from nearlm.paper.lm_training import Schedule, SmallLM, finetune, train_lm
+from nearlm.paper import lm_fitting
+from nearlm.paper.lm_fitting import Schedule
+from nearlm.paper.lm_training import SmallLM
 from nearlm.text.windows import fill_batch, plan_windows
 
 pytest.importorskip("accelerate")
@@ -94,7 +96,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, step: int, owner: Any = transform
 
 def careful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a checkpoint after every step."""
-    monkeypatch.setattr(lmtraining, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(lm_fitting, "CHECKPOINT_SECONDS", 0.0)
 
 
 def checkpoints(out: Path) -> list[str]:
@@ -149,7 +151,7 @@ def test_any_text_comes_back_from_its_tokens(trained_tokenizer: Any, text: str) 
 def test_every_token_is_predicted_once_an_epoch() -> None:
     tokens = np.arange(100, dtype=np.int32)
     schedule = Schedule(window=8, epochs=3, seed=5)
-    examples = lmtraining._Examples(tokens, plan_windows(np.array([0, 100]), 7, 7), schedule)
+    examples = lm_fitting.Examples(tokens, plan_windows(np.array([0, 100]), 7, 7), schedule)
     rows = len(examples) // 3
     orders = []
     for epoch in range(3):
@@ -376,7 +378,7 @@ def test_the_callers_chance_and_terminal_are_left_alone(
 def test_a_batch_in_parts_is_the_same_batch(
     text: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lmtraining, "_LOGIT_BYTES", 2 * 4 * 32 * 280)
+    monkeypatch.setattr(lm_fitting, "_LOGIT_BYTES", 2 * 4 * 32 * 280)
     calls = interrupt(monkeypatch, -1)
     out = train_lm(str(text), tmp_path / "model", TINY)
     assert len(calls) > 3.5 * files.read_stamped(out / "training.json")["steps"]
@@ -403,7 +405,7 @@ def test_fine_tuning_lowers_the_loss_and_leaves_the_original_alone(trained: Path
 def test_interrupted_fine_tuning_draws_the_same_dropout(
     dropout_folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lmtraining, "_LOGIT_BYTES", 2 * 4 * 24 * 280)  # batches in parts
+    monkeypatch.setattr(lm_fitting, "_LOGIT_BYTES", 2 * 4 * 24 * 280)  # batches in parts
     tuning: dict[str, Any] = {"tokens": TOKENS, "options": GENTLE}
     want = finetune(str(dropout_folder), str(text), tmp_path / "whole", **tuning)
     assert files.read_stamped(want / "training.json")["asked"]["window"] == 24  # all that the model reads

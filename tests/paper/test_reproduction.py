@@ -6,24 +6,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from calls import build_index, evaluate, load_knnlm
 from conftest import make_text
 from nearlm.base import files
 from nearlm.base.errors import OptionError, StoreError, TextError
 from nearlm.base.progress import Reporter
-from nearlm.knnlm.evaluation import evaluate
-from nearlm.knnlm.knnlm import KNNLM
-from nearlm.mixing.traces import Reading, trace_lm, trace_search
+from nearlm.knnlm import KNNLM
+from nearlm.mixing.traces import trace_lm
 from nearlm.mixing.tuning import best_setting
 from nearlm.model.lm import LM
-from nearlm.optimizer import bench
 from nearlm.optimizer import optimization as optimizing
+from nearlm.optimizer import trials
 from nearlm.paper import reproduction as reproducing
-from nearlm.paper.main_table import compared
+from nearlm.paper.main_table import compare
 from nearlm.paper.report import write_report
 from nearlm.paper.reproduction import ALL_PARTS, DEMO_PARTS, Reproduction
-from nearlm.paper.results import ALL, NLM, VANILLA, MainTable, Results
+from nearlm.paper.results import ALL, NLM, VANILLA, Parts, Results
 from nearlm.paper.settings import DEMO, SETTINGS, Setting, changed, find_setting, sized
-from nearlm.search.indexing import build_index
 from nearlm.store.datastore import Datastore
 
 pytestmark = pytest.mark.usefixtures("quick_timing")
@@ -58,13 +57,17 @@ def setting(model_folder, tmp_path_factory):
 def small(monkeypatch, quick_paper_index):
     monkeypatch.setattr(optimizing, "SMALL_DIMS", (8,))
     monkeypatch.setattr(optimizing, "SMALL_KEEPS", (0.7,))
-    monkeypatch.setattr(bench, "KS", (1024, 64))
+    monkeypatch.setattr(trials, "KS", (1024, 64))
     monkeypatch.setattr(reproducing, "_NEW_TOKENS", 5)
+
+
+def measured(parts):
+    return {name for name, part in vars(parts).items() if part is not None}
 
 
 def test_speeds_are_compared_within_a_round():
     rounds = {NLM: [100.0, 200.0, 400.0], VANILLA: [50.0, 120.0, 200.0], ALL: [90.0, 170.0, 380.0]}
-    assert compared(rounds) == pytest.approx({NLM: 200.0, VANILLA: 100.0, ALL: 180.0})
+    assert compare(rounds) == pytest.approx({NLM: 200.0, VANILLA: 100.0, ALL: 180.0})
 
 
 @pytest.mark.timeout(300)
@@ -72,42 +75,44 @@ def test_every_part_is_measured_and_shown(setting, tmp_path, small, monkeypatch)
     out, quiet = tmp_path / "out", Reporter(quiet=True)
     results = Reproduction(setting, out, quiet, command="nearlm demo").run(ALL_PARTS)
     parts = results.all()
-    assert set(parts) == {*ALL_PARTS, "about"}
-    main = MainTable.from_json(parts["main"])
+    assert measured(parts) == {*ALL_PARTS, "about"}
+    main = parts.main
     assert [row.name for row in main.rows] == [NLM, VANILLA, "+ AR", "+ GM", "+ DR", "+ index", ALL]
     run = Reproduction(setting, out, quiet)
-    for name, knnlm in ((NLM, KNNLM.load(out / "fast", knn=False)), (ALL, KNNLM.load(out / "fast"))):
+    for name, knnlm in ((NLM, load_knnlm(out / "fast", knn=False)), (ALL, load_knnlm(out / "fast"))):
         assert main.row(name).perplexity == pytest.approx(evaluate(knnlm, setting.test).perplexity, rel=1e-4)
         assert main.row(name).end_to_end and main.rounds[name]
     vanilla = run.memories.tuned(run.store, "paper")
-    assert main.row(VANILLA).perplexity == pytest.approx(evaluate(vanilla, setting.test).perplexity, rel=1e-4)
-    assert len(Datastore.open(out / "merged")) == main.row("+ GM").records < main.row(VANILLA).records
-    assert main.row("+ DR").dim == 16 and not main.row("+ GM").end_to_end
-    names = [row["name"] for row in parts["baseline"]["rows"]]
+    assert main.row(VANILLA).perplexity == pytest.approx(
+        evaluate(KNNLM(run.lm, run.store, vanilla), setting.test).perplexity, rel=1e-4
+    )
+    assert len(Datastore.open(out / "merged")) == main.row("+ GM").setup.records < main.row(VANILLA).setup.records
+    assert main.row("+ DR").setup.dim == 16 and not main.row("+ GM").end_to_end
+    names = [row.name for row in parts.baseline.rows]
     assert names == [NLM, "kNN-LM, T=1", VANILLA, "kNN-LM, exact", "nearlm's index"]
-    assert set(parts["pruning"]) == {"random", "kmeans", "merge", "rank"}
-    assert [point["dim"] for point in parts["pca"]["points"]] == [32, 8]
-    assert [point["k"] for point in parts["k"]["points"]][1:] == [16]
-    assert len(parts["continuation"]["tokens"]) == 5 and parts["about"]["command"] == "nearlm demo"
+    assert set(parts.pruning) == {"random", "kmeans", "merge", "rank"}
+    assert [point.setup.dim for point in parts.pca.points] == [32, 8]
+    assert [point.setup.search.k for point in parts.k.points][1:] == [16]
+    assert len(parts.continuation.tokens) == 5 and parts.about.command == "nearlm demo"
     assert (out / "main.csv").read_text().startswith("name,perplexity,")
 
     monkeypatch.setattr(Reproduction, "_main", lambda self: pytest.fail("measured again"))
     again = Reproduction(setting, out, quiet).run(ALL_PARTS).all()
-    assert {**again, "about": 0} == {**parts, "about": 0}
+    assert replace(again, about=None) == replace(parts, about=None)
     (out / "k.json").unlink()
     (out / "sweep" / "k.json").unlink()
     assert Reproduction(setting, out, quiet).run(ALL_PARTS).load("k") is not None
     with pytest.raises(StoreError, match="another setting or other sizes"):
         Reproduction(replace(setting, valid_tokens=99), out, quiet).run(DEMO_PARTS)
     tuned = Reproduction(setting, out, quiet, finetune_tokens=600).run(ALL_PARTS).load("baseline")
-    assert [row["name"] for row in tuned["rows"]] == [*names, "NLM, fine-tuned on 600"]
+    assert [row.name for row in tuned.rows] == [*names, "NLM, fine-tuned on 600"]
     learned = LM.load(str(out / "finetuned" / "600"))
-    alone = trace_lm(learned, run.memories.test.text, Reading.of_store(run.store.manifest)).logp
-    assert tuned["rows"][-1]["perplexity"] == pytest.approx(np.exp(-np.mean(np.asarray(alone, np.float64))))
-    assert tuned["rows"][-1]["perplexity"] != tuned["rows"][0]["perplexity"]
+    alone = trace_lm(learned, run.memories.test.traced.text, run.store.reading()).logp
+    assert tuned.rows[-1].perplexity == pytest.approx(np.exp(-np.mean(np.asarray(alone, np.float64))))
+    assert tuned.rows[-1].perplexity != tuned.rows[0].perplexity
     monkeypatch.setattr("nearlm.paper.lm_training.finetune", lambda *given, **options: pytest.fail("trained again"))
     assert Reproduction(setting, out, quiet, finetune_tokens=600).run(ALL_PARTS).load("baseline") == tuned
-    told = results.told()
+    told = results.all().table()
     assert "of NLM" in told and "Chosen: " in told and "without:" in told
     page = write_report(results).read_text()
     assert "A tiny &lt;setting&gt;" in page
@@ -125,7 +130,7 @@ def test_a_killed_run_goes_on(setting, tmp_path, small, monkeypatch):
         Reproduction(setting, out, quiet).run(parts)
     monkeypatch.setattr(Reproduction, "_continuation", real)
     monkeypatch.setattr(reproducing, "optimize", lambda *given, **options: pytest.fail("chosen again"))
-    assert set(Reproduction(setting, out, quiet).run(parts).all()) == {"about", *parts}
+    assert measured(Reproduction(setting, out, quiet).run(parts).all()) == {"about", *parts}
 
 
 def test_an_index_of_the_users_stays_as_it_is(setting, tmp_path, small):
@@ -135,11 +140,11 @@ def test_an_index_of_the_users_stays_as_it_is(setting, tmp_path, small):
     settings = {"k": 32, "temperature": 3.0, "lam": 0.3, "nprobe": 32, "distances": "index"}
     files.write_stamped(run.store.path / "index" / "default" / "settings.json", settings)
     before = {path: path.read_bytes() for path in run.store.path.glob("index/*/*.json")}
-    knnlm = run.memories.adapted(run.memories.tuned(run.store, "paper"), 0.1)
+    memory = run.memories.adapt(run.memories.tuned(run.store, "paper"), 0.1)
     assert {path: path.read_bytes() for path in before} == before
-    assert run.store.adaptors == ["measured-paper"] and knnlm.retriever.index.nprobe == 32
+    assert run.store.adaptors == ["measured-paper"] and memory.retriever.index.nprobe == 32
     noted = files.read_stamped(run.store.path / "index" / "measured-paper" / "settings.json")
-    trace = trace_search(run.memories.valid, knnlm.retriever, knnlm.k)
+    trace = run.memories.valid.trace(memory.retriever, memory.settings.k)
     assert noted["perplexity"] == pytest.approx(best_setting(trace).perplexity)
 
 
@@ -171,9 +176,9 @@ def test_settings_at_the_papers_scale():
     assert set(SETTINGS) == {"domain", "standard", "wikitext103", "law-mt"}
     for name, one in SETTINGS.items():
         assert one.name == name and one.train and one.valid and one.test and one.prompt
-        rows = {row["name"]: row for row in one.paper_rows()}
+        rows = {row.name: row for row in one.paper}
         assert set(rows) == {NLM, VANILLA, "+ AR", "+ GM", "+ DR", ALL}
-        assert np.diff([rows[part]["tokens_per_second"] for part in (VANILLA, ALL, NLM)]).min() > 0
+        assert np.diff([rows[part].tokens_per_second for part in (VANILLA, ALL, NLM)]).min() > 0
     assert SETTINGS["wikitext103"].train == ("hf:Salesforce/wikitext/wikitext-103-raw-v1:train",)
     with pytest.raises(OptionError, match="expected one of domain, standard"):
         find_setting("nonsense")
@@ -188,10 +193,10 @@ def test_sizes_follow_the_store():
     assert (large.valid_tokens, large.test_tokens) == (DEMO.valid_tokens, DEMO.test_tokens)
     with pytest.raises(OptionError, match="--max-tokens is 10"):
         sized(DEMO, 10)
-    own = changed(SETTINGS["domain"], model="mine", train=["a", "b"], valid=None, test=None)
+    own = changed(SETTINGS["domain"], model="mine", train=("a", "b"), valid=None, test=None)
     assert (own.model, own.train, own.valid, own.store) == ("mine", ("a", "b"), ("spdx:valid",), None)
     assert changed(DEMO, model=None) is DEMO
-    assert changed(SETTINGS["domain"], valid=["v"]).store == SETTINGS["domain"].store
+    assert changed(SETTINGS["domain"], valid=("v",)).store == SETTINGS["domain"].store
 
 
 def test_as_a_user_types_it(setting, tmp_path, small, nearlm, monkeypatch):
@@ -205,4 +210,4 @@ def test_as_a_user_types_it(setting, tmp_path, small, nearlm, monkeypatch):
     assert about["command"].startswith("nearlm reproduce --setting domain")
     code, _, err = nearlm("reproduce", "--setting", "nonsense", "--out", str(tmp_path / "x"))
     assert code == 2 and "expected one of domain" in err and not (tmp_path / "x").exists()
-    assert Results(tmp_path / "nothing").all() == {}
+    assert Results(tmp_path / "nothing").all() == Parts()

@@ -5,19 +5,18 @@ import json
 import numpy as np
 import pytest
 
+from calls import build, build_index, prune_store, reduce_store, tune
 from conftest import make_text
 from nearlm.base import files
 from nearlm.base.errors import OptionError
-from nearlm.mixing.tuning import tune
-from nearlm.optimizer.measuring import known_index
+from nearlm.optimizer import Setup, bench
+from nearlm.optimizer.bench import known_index
 from nearlm.paper import sweep as sweeping
-from nearlm.paper.sweep import SweepPoint, pareto_front, sweep
-from nearlm.search.indexing import build_index
+from nearlm.paper.results import SweepPoint
+from nearlm.paper.sweep import SweepOptions, pareto_front
+from nearlm.paper.sweep import sweep as sweep_store
 from nearlm.search.retriever import Retriever
-from nearlm.shrink.pruning import prune_store
-from nearlm.shrink.reduction import reduce_store
-from nearlm.store.build import build
-from nearlm.store.datastore import Datastore
+from nearlm.store import Datastore, SearchSettings
 
 pytestmark = pytest.mark.usefixtures("quick_timing")
 
@@ -33,6 +32,10 @@ def texts(tmp_path_factory):
 @pytest.fixture
 def store(texts, lm, tmp_path):
     return build(lm, str(texts / "train.txt"), tmp_path / "store", window=64, quiet=True)
+
+
+def sweep(lm, store, over, values, text, *, out, **options):
+    return sweep_store(lm, store, values, text, SweepOptions(over, **options), out)
 
 
 @pytest.mark.parametrize(("over", "value"), [("dim", 8), ("keep", 0.5), ("neighbors", 20), ("k", 16), ("nprobe", 3)])
@@ -53,11 +56,14 @@ def test_a_point_is_what_the_commands_give(store, lm, texts, tmp_path, over, val
         nprobe = value
     build_index(made, "IVF16,Flat", quiet=True, name="mine")
     best = tune(lm, Retriever(made, "mine", nprobe=nprobe), valid, k=k).by_k[-1]
-    assert (point.records, point.dim, point.k, point.nprobe) == (len(made), made.dim, k, nprobe)
+    setup, search = point.setup, point.setup.search
+    assert (setup.records, setup.dim, search.k, search.nprobe) == (len(made), made.dim, k, nprobe)
     assert point.perplexity == pytest.approx(best.perplexity, rel=1e-6)
-    assert (point.temperature, point.lam) == (best.temperature, best.lam)
-    assert point.store_bytes == pytest.approx(made.bytes, rel=0.02) and point.index_bytes > 0
-    assert as_it_is.value is None and as_it_is.records == len(store) and as_it_is.perplexity < found.nlm_perplexity
+    assert (search.temperature, search.lam) == (best.temperature, best.lam)
+    assert setup.store_bytes == pytest.approx(made.bytes, rel=0.02) and setup.index_bytes > 0
+    assert (
+        as_it_is.value is None and as_it_is.setup.records == len(store) and as_it_is.perplexity < found.nlm_perplexity
+    )
 
 
 def test_an_index_of_the_kind_that_is_there_is_used_and_stays(store, lm, texts, tmp_path):
@@ -66,7 +72,7 @@ def test_an_index_of_the_kind_that_is_there_is_used_and_stays(store, lm, texts, 
     build_index(store, "IVF16,Flat", name="mine", quiet=True)
     before = files.checksum(store.path / "index" / "mine" / "index.json")
     found = sweep(lm, store, "k", [16], valid, out=tmp_path / "s", **options)
-    assert [point.nprobe for point in found.points] == [32, 32] and store.indexes == ["mine", "other"]
+    assert [point.setup.search.nprobe for point in found.points] == [32, 32] and store.indexes == ["mine", "other"]
     assert files.checksum(store.path / "index" / "mine" / "index.json") == before
     assert known_index(store, "IVF16,Flat") == "mine" and known_index(store, "flat") is None
     (store.path / "index" / "mine" / "index.json").write_text("nonsense")
@@ -75,35 +81,35 @@ def test_an_index_of_the_kind_that_is_there_is_used_and_stays(store, lm, texts, 
 
 def test_a_machine_that_slows_down_does_not_slow_down_a_point(store, lm, texts, tmp_path, monkeypatch):
     times = iter([100.0, 300.0, 50.0, 60.0, 120.0])  # as it is; a point and the store as it is again, twice
-    monkeypatch.setattr(sweeping, "searches_per_second", lambda *given: next(times))
+    monkeypatch.setattr(bench, "searches_per_second", lambda *given: next(times))
     found = sweep(lm, store, "k", [16, 8], str(texts / "valid.txt"), out=tmp_path / "s", factory="flat")
-    assert [point.retrievals_per_second for point in found.points] == [100.0, 600.0, 50.0]
+    assert [point.searches_per_second for point in found.points] == [100.0, 600.0, 50.0]
 
 
 def test_a_killed_sweep_goes_on(store, lm, texts, tmp_path, monkeypatch):
     valid, options = str(texts / "valid.txt"), {"out": tmp_path / "s", "method": "random", "k": 32}
-    measured, real = [], sweeping._Bench.measure
+    measured, real = [], sweeping._Swept.measure
 
-    def measure(self, made, over, value, *rest):
+    def measure(self, made, value, *rest):
         if value == 0.25 and measured.count(0.25) == 0:
             measured.append(value)
             raise KeyboardInterrupt
         measured.append(value)
-        return real(self, made, over, value, *rest)
+        return real(self, made, value, *rest)
 
-    monkeypatch.setattr(sweeping._Bench, "measure", measure)
+    monkeypatch.setattr(sweeping._Swept, "measure", measure)
     with pytest.raises(KeyboardInterrupt):
         sweep(lm, store, "keep", [0.5, 0.25], valid, **options)
     found = sweep(lm, store, "keep", [0.5, 0.25], valid, **options)
     assert measured == [None, 0.5, 0.25, 0.25]
     assert store.indexes == [] and not list((tmp_path / "s").glob("*/manifest.json"))
     assert [point.value for point in found.points] == [None, 0.5, 0.25]
-    assert [point.records for point in found.points[1:]] == [round(len(store) * share) for share in (0.5, 0.25)]
+    assert [point.setup.records for point in found.points[1:]] == [round(len(store) * share) for share in (0.5, 0.25)]
 
 
 def test_the_front_holds_what_nothing_beats():
     def point(speed, ppl):
-        return SweepPoint("k", 1, 1, 1, 1, None, 1, 1, speed, ppl, 1.0, 0.5, "Flat")
+        return SweepPoint(1, Setup(1, 1, 1, 1, "Flat", SearchSettings()), speed, ppl)
 
     points = [point(10, 5.0), point(20, 6.0), point(15, 7.0), point(20, 6.0), point(5, 4.9), point(5, 5.1)]
     assert [one.pareto for one in pareto_front(points)] == [True, True, False, True, True, False]
@@ -116,7 +122,7 @@ def test_the_command_prints_writes_and_draws(nearlm, store, texts, tmp_path):
     assert (code, err) == (0, "") and "as it is" in out and figure.stat().st_size > 10_000
     code, out, _ = nearlm(*arguments, "--json", "--out", tmp_path / "elsewhere", "--save-stores")
     points = json.loads(out)["points"]
-    assert code == 0 and [point["k"] for point in points][1:] == [4, 16]
+    assert code == 0 and [point["setup"]["search"]["k"] for point in points][1:] == [4, 16]
     code, out, err = nearlm(
         *["sweep", store.path, 8, "--over", "dim", "--text", texts / "valid.txt", "--quiet"],
         *["--out", tmp_path / "kept", "--save-stores"],

@@ -8,26 +8,19 @@ import faiss
 import numpy as np
 import pytest
 
+from calls import build, build_index
 from conftest import make_text
 from nearlm.base import files
 from nearlm.base.arrays import ArrayFile, ShardedArray
 from nearlm.base.errors import OptionError, StoreError
-from nearlm.search import index as index_module
-from nearlm.search import indexing
+from nearlm.search import index_building as indexing
+from nearlm.search import kinds as index_module
 from nearlm.search import rescoring as rescore
-from nearlm.search.index import (
-    IndexSpec,
-    choose_index,
-    faiss_index,
-    open_index,
-    paper_code_bytes,
-    paper_nlist,
-    verify_index,
-)
-from nearlm.search.indexing import build_index, exact_search
+from nearlm.search.exact import exact_search
+from nearlm.search.index import faiss_index, open_index, verify_index
+from nearlm.search.kinds import IndexSpec, choose_index, paper_code_bytes, paper_nlist
 from nearlm.search.linear import principal_axes
 from nearlm.search.retriever import Retriever
-from nearlm.store.build import build
 from nearlm.store.datastore import Datastore
 
 
@@ -126,7 +119,7 @@ def test_nprobe_reaches_the_lists_below_a_transform(store, queries, monkeypatch)
 def test_the_automatic_index_scans_whitened_keys(store, queries, monkeypatch):
     monkeypatch.setattr(index_module, "_SMALL", 0)
     described = build_index(store, "auto", name="auto", nprobe=1000, quiet=True)
-    assert described["recall"] > 0.97 and described["distance_error"] < 0.01
+    assert described.recall > 0.97 and described.distance_error < 0.01
     retriever = Retriever(store, "auto")
     keys, x = retriever.index.transformed(store.keys[:]), retriever.index.transformed(queries)
     d = ((x[:, None] - keys) ** 2).sum(-1)
@@ -193,8 +186,8 @@ def test_fewer_records_mean_shorter_lists():
 
 def test_index_json_says_what_was_measured(store):
     described = build_index(store, "IVF16,SQ8", name="measured", nprobe=16, quiet=True)
-    assert described["recall"] > 0.9 and described["distance_error"] < 0.1
-    assert described["queries_per_second"] > 0 and 32 < described["bytes_per_record"] < 100
+    assert described.recall > 0.9 and described.distance_error < 0.1
+    assert described.queries_per_second > 0 and 32 < described.bytes_per_record < 100
     assert build_index(store, "IVF16,SQ8", name="measured", nprobe=16, quiet=True) == described
     verify_index(store, "measured")
     path = next((store.path / "index" / "measured").glob("data-*/codes.npy"))
@@ -231,7 +224,7 @@ def test_indexing_goes_on_after_a_kill(store, monkeypatch):
     killed = build_index(store, "IVF16,SQ8", name="killed", quiet=True)
     assert sum(adds) == len(store) and len(trained) == 1
     for name in ("records", "recall", "distance_error", "spec"):
-        assert killed[name] == whole[name]
+        assert getattr(killed, name) == getattr(whole, name)
 
 
 def test_after_an_append_only_the_new_records_are_added(tmp_path, lm, monkeypatch):
@@ -246,7 +239,7 @@ def test_after_an_append_only_the_new_records_are_added(tmp_path, lm, monkeypatc
     added, real_add = [], indexing.SearchIndex.add
     monkeypatch.setattr(indexing.SearchIndex, "add", lambda self, keys: (added.append(len(keys)), real_add(self, keys)))
     described = build_index(store, quiet=True)
-    assert sum(added) == len(store) - old and described["records"] == len(store)
+    assert sum(added) == len(store) - old and described.records == len(store)
     assert len(list((store.path / "index" / "default").glob("data-*"))) == 1
     near = Retriever(store, nprobe=16).search(store.keys[-1:].astype(np.float32), 1)
     assert near.tokens[0, 0] == store.values[-1]
@@ -303,6 +296,6 @@ def test_another_kind_under_the_same_name_drops_what_was_tuned_for_the_old_one(s
     build_index(store, "IVF16,SQ8", name="again", quiet=True)
     settings = store.path / "index" / "again" / "settings.json"
     files.write_stamped(settings, {})
-    assert build_index(store, name="again", quiet=True)["spec"]["factory"] == "IVF16,SQ8" and settings.exists()
-    assert build_index(store, "flat", name="again", quiet=True)["spec"]["factory"] == "Flat" and not settings.exists()
+    assert build_index(store, name="again", quiet=True).spec.factory == "IVF16,SQ8" and settings.exists()
+    assert build_index(store, "flat", name="again", quiet=True).spec.factory == "Flat" and not settings.exists()
     assert Retriever(store, "again").search(store.keys[:1].astype(np.float32), 1).ids.tolist() == [[0]]

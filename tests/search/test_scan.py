@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nearlm.search.scan import Lists, ListScan, can_scan, without_lists, write_lists
+from nearlm.store import IndexData
 
 
 def make_index(records, dim, nlist, seed=0, by_residual=True):
@@ -21,9 +22,9 @@ def make_index(records, dim, nlist, seed=0, by_residual=True):
 
 
 def scan_of(index, folder):
-    write_lists(index, folder)
+    write_lists(index, IndexData(folder))
     codec = without_lists(index)
-    return ListScan(codec, Lists.open(folder, codec)), codec
+    return ListScan(codec, Lists.open(IndexData(folder), codec)), codec
 
 
 @pytest.mark.parametrize("by_residual", [True, False])
@@ -130,7 +131,7 @@ def test_many_candidates_are_searched_in_parts(tmp_path, monkeypatch):
 
 def test_lists_are_plain_arrays(tmp_path):
     index, _ = make_index(300, 8, 4)
-    write_lists(index, tmp_path)
+    write_lists(index, IndexData(tmp_path))
     loaded = {path.stem: np.load(path, allow_pickle=False) for path in tmp_path.glob("*.npy")}
     assert {name: array.shape for name, array in loaded.items()} == {
         "offsets": (5,),

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calls import build_index, prune_store
 from nearlm.base.errors import OptionError
-from nearlm.search.indexing import build_index
 from nearlm.search.retriever import Retriever
 from nearlm.shrink import kmeans
 from nearlm.shrink.kmeans import ITERATIONS, cluster, cluster_counts, frequent_runs, plan_parts
-from nearlm.shrink.pruning import prune_store
 from synthetic import make_store
 
 

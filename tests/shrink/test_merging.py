@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from calls import build_index, prune_store
 from nearlm.base import jobs
 from nearlm.base.errors import OptionError, StoreError
 from nearlm.base.progress import Reporter
-from nearlm.search.indexing import build_index
 from nearlm.shrink import neighbors as self_search
 from nearlm.shrink.merging import merge
 from nearlm.shrink.neighbors import verify_neighbors
-from nearlm.shrink.pruning import prune_store
 from synthetic import make_store
 
 
@@ -139,14 +138,14 @@ def test_a_second_pass_adds_weights_and_starts_afresh(places, tmp_path):
     assert second.weights[:].tolist() == [expected[i] for i in sorted(expected)]
     heavy = [i for i in range(len(first)) if weights[i] > 1]
     assert set(heavy) & set(absorbed_by), "a record that weighs more than 1 can be absorbed in a second pass"
-    assert [step["options"]["method"] for step in second.manifest["transforms"]] == ["merge", "merge"]
+    assert [step.options["method"] for step in second.manifest.transforms] == ["merge", "merge"]
 
 
 def test_keep_takes_the_smallest_k_and_stops_at_the_target(places, tmp_path):
     for keep in (0.9, 0.5, 1.0):
         made = prune_store(places, "merge", tmp_path / f"made{keep}", keep=keep, quiet=True)
         least = round(keep * len(places))
-        k = made.manifest["transforms"][-1]["result"]["neighbors"]
+        k = made.manifest.transforms[-1].result["neighbors"]
         assert len(made) == least
         if keep < 1:
             smallest = next(k for k in range(2, 102) if len(oracle_of(places, k, 0)[0]) <= least)
@@ -168,9 +167,9 @@ def test_a_share_out_of_reach_names_the_least_there_is_and_leaves_nothing(places
 
 def test_neighbours_are_searched_once_for_every_smaller_k(places, tmp_path, monkeypatch):
     searched = []
-    real = self_search.search_block
+    real = self_search.SelfSearch.block
     monkeypatch.setattr(self_search, "SEARCH_BLOCK", 100)
-    monkeypatch.setattr(self_search, "search_block", lambda *a: (searched.append(a[2]), real(*a))[1])
+    monkeypatch.setattr(self_search.SelfSearch, "block", lambda *a: (searched.append(a[1]), real(*a))[1])
     prune_store(places, "merge", tmp_path / "9", neighbors=9, quiet=True)
     assert searched == [0, 100, 200]
     prune_store(places, "merge", tmp_path / "4", neighbors=4, quiet=True)
@@ -205,15 +204,15 @@ def test_the_search_goes_on_after_a_kill(places, tmp_path, monkeypatch):
     expected = prune_store(whole, "merge", tmp_path / "expected", neighbors=9, quiet=True)
     monkeypatch.setattr(self_search, "SEARCH_BLOCK", 50)
     monkeypatch.setattr("nearlm.base.jobs.CHECKPOINT_SECONDS", 0)
-    searched, real = [], self_search.search_block
+    searched, real = [], self_search.SelfSearch.block
 
-    def killed(store, index, start, k):
+    def killed(search, start, k):
         searched.append(start)
         if len(searched) == 4:
             raise KeyboardInterrupt
-        return real(store, index, start, k)
+        return real(search, start, k)
 
-    monkeypatch.setattr(self_search, "search_block", killed)
+    monkeypatch.setattr(self_search.SelfSearch, "block", killed)
     with pytest.raises(KeyboardInterrupt):
         prune_store(places, "merge", tmp_path / "made", neighbors=9, quiet=True)
     made = prune_store(places, "merge", tmp_path / "made", neighbors=9, quiet=True)

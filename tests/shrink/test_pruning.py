@@ -5,13 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from calls import build, build_index, load_knnlm, prune_store
 from conftest import make_text
-from nearlm.knnlm.knnlm import KNNLM
 from nearlm.mixing.equations import log_p_knn
-from nearlm.search.indexing import build_index
 from nearlm.search.retriever import Retriever
-from nearlm.shrink.pruning import prune_store
-from nearlm.store.build import build
 from nearlm.store.datastore import Datastore
 from synthetic import make_store
 
@@ -47,7 +44,7 @@ def test_every_command_takes_a_derived_store_as_it_is(nearlm, store, tmp_path, c
         assert json.loads(said)["records"] == len(Datastore.open(out))
         last = out
     made = Datastore.open(last)
-    assert len(made.manifest["transforms"]) == 2 and made.bytes < Datastore.open(store).bytes
+    assert len(made.manifest.transforms) == 2 and made.bytes < Datastore.open(store).bytes
     assert nearlm("index", last, "-q")[0] == 0
     if "clustered" not in chain:  # a survivor's own key, as the model gave it, leads to it
         built = Datastore.open(store)
@@ -76,9 +73,10 @@ def test_every_command_takes_a_derived_store_as_it_is(nearlm, store, tmp_path, c
 def test_p_knn_of_a_merged_store_is_weighted(nearlm, store, tmp_path):
     nearlm("prune", store, "--method", "merge", "--neighbors", 12, "--out", tmp_path / "made", "-q")
     nearlm("index", tmp_path / "made", "-q")
-    knnlm = KNNLM.load(tmp_path / "made", lam=0.5, temperature=3.0, k=64)
+    knnlm = load_knnlm(tmp_path / "made", lam=0.5, temperature=3.0, k=64)
     made, text = knnlm.store, "the licence grants rights to any person"
-    scores, near = knnlm._score_ids(knnlm._document(text))
+    (batch,) = knnlm._scored(knnlm._document(text))
+    scores, near = batch.scores, batch.near
     assert near.weights.max() > 1
     np.testing.assert_array_equal(near.weights, made.weights.take(near.ids))
     for row, target in enumerate(scores.tokens):

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
+from calls import build_index, prune_store
 from nearlm.base.errors import OptionError, StoreError
-from nearlm.search.indexing import build_index
 from nearlm.search.retriever import Retriever
 from nearlm.shrink import neighbors as self_search
 from nearlm.shrink import ranking as rank
-from nearlm.shrink.pruning import prune_store
 from synthetic import make_store
 
 
@@ -48,27 +47,27 @@ def test_scores_go_on_after_a_kill(store, tmp_path, monkeypatch):
     (store.path / "index" / "default" / "ranks.json").unlink()
     monkeypatch.setattr(self_search, "SEARCH_BLOCK", 40)
     monkeypatch.setattr(rank, "CHECKPOINT_SECONDS", 0)
-    searched, real = [], self_search.search_block
+    searched, real = [], self_search.SelfSearch.block
 
-    def killed(store, index, start, k):
+    def killed(search, start, k):
         searched.append(start)
         if len(searched) in (3, 5):
             raise KeyboardInterrupt
-        return real(store, index, start, k)
+        return real(search, start, k)
 
-    monkeypatch.setattr(self_search, "search_block", killed)
+    monkeypatch.setattr(self_search.SelfSearch, "block", killed)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             prune_store(store, "rank", tmp_path / "made", keep=0.5, k=20, quiet=True)
     made = prune_store(store, "rank", tmp_path / "made", keep=0.5, k=20, quiet=True)
     assert searched == [0, 40, 80, 80, 120, 120, 160, 200]
-    assert made.manifest["files"] == whole.manifest["files"]
+    assert made.manifest.files == whole.manifest.files
     assert not list(made.path.glob("**/rank-*.npy"))
 
 
 def test_scores_serve_other_shares_but_not_other_searches(store, tmp_path, monkeypatch):
-    searched, real = [], self_search.search_block
-    monkeypatch.setattr(self_search, "search_block", lambda *given: searched.append(1) or real(*given))
+    searched, real = [], self_search.SelfSearch.block
+    monkeypatch.setattr(self_search.SelfSearch, "block", lambda *given: searched.append(1) or real(*given))
 
     def pruned(name, **options):
         searched.clear()
@@ -80,10 +79,10 @@ def test_scores_serve_other_shares_but_not_other_searches(store, tmp_path, monke
     assert not searched
     assert pruned("c", keep=0.3, count_self=True) and searched
     assert pruned("d", keep=0.3, k=30) and searched
-    assert pruned("e", keep=0.3).manifest["files"] == alone.manifest["files"] and searched
+    assert pruned("e", keep=0.3).manifest.files == alone.manifest.files and searched
     path = store.path / "index" / "default" / "ranks.npy"
     path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
-    assert pruned("f", keep=0.3).manifest["files"] == alone.manifest["files"] and searched
+    assert pruned("f", keep=0.3).manifest.files == alone.manifest.files and searched
 
 
 def test_random_keeps_the_seeded_share(store, tmp_path):
@@ -91,10 +90,8 @@ def test_random_keeps_the_seeded_share(store, tmp_path):
     expected = np.sort(np.random.default_rng(4).choice(230, 138, replace=False))
     np.testing.assert_array_equal(made.origin[:] - 1, expected)
     again = prune_store(store, "random", tmp_path / "2", keep=0.6, seed=4, quiet=True)
-    assert again.manifest["files"] == made.manifest["files"]
-    assert (
-        prune_store(store, "random", tmp_path / "3", keep=0.6, quiet=True).manifest["files"] != made.manifest["files"]
-    )
+    assert again.manifest.files == made.manifest.files
+    assert prune_store(store, "random", tmp_path / "3", keep=0.6, quiet=True).manifest.files != made.manifest.files
     assert len(prune_store(store, "random", tmp_path / "4", keep=1e-9, quiet=True)) == 1
     assert made.next_record(0) == made.record_at(int(made.origin[0]) + 1)
     assert made.record_at(0) == made.record_at(10**9) == -1

@@ -4,17 +4,15 @@ import faiss
 import numpy as np
 import pytest
 
+from calls import build, build_index, prune_store, reduce_store
 from conftest import make_text
 from nearlm.base import Job
 from nearlm.base.errors import OptionError, StoreError
 from nearlm.knnlm.knnlm import load_lm
-from nearlm.search.indexing import build_index
 from nearlm.search.linear import matrix
 from nearlm.search.retriever import Retriever
 from nearlm.shrink import reduction as reduce
-from nearlm.shrink.pruning import prune_store
-from nearlm.shrink.reduction import moments, reduce_store, train_pca
-from nearlm.store.build import build
+from nearlm.shrink.reduction import moments, train_pca
 from nearlm.store.datastore import Datastore
 from synthetic import make_store
 
@@ -43,7 +41,7 @@ def test_reduction_is_pca_as_numpy_computes_it(store, tmp_path, dim):
     np.testing.assert_allclose(distances(made.project(keys)), expected, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(made.keys[:], made.project(keys), rtol=2e-3, atol=2e-3)
     np.testing.assert_allclose(np.mean(made.project(keys), axis=0), 0, atol=1e-4)
-    kept = made.manifest["transforms"][-1]["result"]["variance_kept"]
+    kept = made.manifest.transforms[-1].result["variance_kept"]
     assert kept == pytest.approx((s[:dim] ** 2).sum() / (s**2).sum(), abs=1e-5)
 
 
@@ -77,7 +75,7 @@ def test_reducing_a_reduced_store_composes(store, tmp_path):
     np.testing.assert_allclose(twice.project(keys), twice.keys[:], atol=0.02)
     straight = reduce_store(store, 3, tmp_path / "straight", quiet=True)
     np.testing.assert_allclose(distances(twice.project(keys)), distances(straight.project(keys)), rtol=0.02, atol=0.05)
-    assert [step["options"]["dim"] for step in twice.manifest["transforms"]] == [8, 3]
+    assert [step.options["dim"] for step in twice.manifest.transforms] == [8, 3]
     assert twice.transform.d_in == 12 and twice.transform.d_out == 3
 
 
@@ -87,7 +85,7 @@ def test_a_sample_is_what_the_pca_is_trained_on(store, tmp_path, monkeypatch):
     monkeypatch.setattr(reduce, "moments", lambda blocks: real(seen.append(block) or block for block in blocks))
     monkeypatch.setattr(reduce, "BLOCK", 30)
     made = reduce_store(store, 4, tmp_path / "made", sample=100, quiet=True)
-    assert sum(map(len, seen)) == 100 and made.manifest["transforms"][-1]["options"]["sample"] == 100
+    assert sum(map(len, seen)) == 100 and made.manifest.transforms[-1].options["sample"] == 100
 
 
 def test_weights_and_provenance_are_carried_over(store, tmp_path):
@@ -103,7 +101,7 @@ def test_weights_and_provenance_are_carried_over(store, tmp_path):
     )
     for derived in (made, other_way):
         derived.verify()
-        assert derived.manifest["parent"]["path"] in ("../merged", "../r")
+        assert derived.manifest.parent.path in ("../merged", "../r")
 
 
 def test_files_that_do_not_change_are_shared_or_copied(store, tmp_path, monkeypatch):
@@ -115,7 +113,7 @@ def test_files_that_do_not_change_are_shared_or_copied(store, tmp_path, monkeypa
     copied = reduce_store(store, 4, tmp_path / "copied", quiet=True)
     assert not (copied.path / "values-00000.npy").samefile(store.path / "values-00000.npy")
     copied.verify()
-    assert copied.manifest["files"] == shared.manifest["files"]
+    assert copied.manifest.files == shared.manifest.files
 
 
 def test_retrieval_takes_the_models_own_queries(store, tmp_path):

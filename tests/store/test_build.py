@@ -18,12 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nearlm
+from calls import build
 from conftest import make_llama, make_text, make_tokenizer
 from nearlm.base import files, jobs
 from nearlm.base.errors import ModelError, NearLMError, OptionError, StoreError, TextError
 from nearlm.model.lm import LM
 from nearlm.model.pretrained import ModelSpec
-from nearlm.store.build import BuildOptions, build
+from nearlm.store import BuildOptions, builder
 from nearlm.store.datastore import Datastore
 from nearlm.text import tokens as tokenise
 
@@ -223,7 +224,7 @@ def test_keys_do_not_depend_on_batches_or_shards(make):
     np.testing.assert_allclose(one.keys[:], many.keys[:], rtol=1e-4, atol=1e-5)
     for name in ("values", "origin", "tokens"):
         np.testing.assert_array_equal(getattr(one, name)[:], getattr(many, name)[:])
-    assert len(one.manifest["shards"]) > len(many.manifest["shards"]) == 1
+    assert len(one.manifest.shards) > len(many.manifest.shards) == 1
 
 
 def test_two_runs_give_the_same_bytes_in_every_file(make, tmp_path):
@@ -233,7 +234,7 @@ def test_two_runs_give_the_same_bytes_in_every_file(make, tmp_path):
 
 
 def test_build_is_the_packages_own_function():
-    assert nearlm.build is build
+    assert nearlm.build is builder.build
 
 
 def test_a_build_says_beforehand_what_it_needs(make, lm, text_folder, tmp_path, capsys):
@@ -586,8 +587,8 @@ class TestAppend:
         changed = [name for name, data in before.items() if after[name] != data]
         assert changed == ["manifest.json"]
         np.testing.assert_array_equal(old.keys[:], new.keys[: len(old)])
-        assert [segment["texts"] for segment in new.manifest["segments"]] == [["texts"], ["more"]]
-        assert new.manifest["records"] == len(new) == sum(shard["records"] for shard in new.manifest["shards"])
+        assert [segment.texts for segment in new.manifest.segments] == [["texts"], ["more"]]
+        assert new.manifest.records == len(new) == sum(shard.records for shard in new.manifest.shards)
 
     def test_takes_the_model_from_the_store(self, model_folder, more, text_folder, tmp_path):
         build(str(model_folder), str(text_folder), tmp_path / "store", quiet=True, window=32)
@@ -717,5 +718,5 @@ def test_a_store_does_not_switch_on_remote_code_and_a_built_in_name_is_no_folder
     monkeypatch.setattr(lm, "spec", ModelSpec("smollm2-135m", trust_remote_code=True))
     monkeypatch.chdir(tmp_path)
     store = build(lm, "t.txt", "smollm2-135m", quiet=True)
-    options = store.model_options()
-    assert options["name"] == "smollm2-135m" and "trust_remote_code" not in options
+    options = vars(store.model_spec())
+    assert options["model"] == "smollm2-135m" and not options["trust_remote_code"]

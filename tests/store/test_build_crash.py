@@ -18,10 +18,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from calls import build
 from conftest import make_text
 from nearlm.base import files, jobs
 from nearlm.base.errors import StoreError
-from nearlm.store.build import build
 from nearlm.store.datastore import Datastore
 from nearlm.text import tokens as tokenise
 
@@ -114,7 +114,7 @@ def whole(lm, rows, tmp_path_factory) -> SimpleNamespace:
     shutil.copytree(folder / "built", folder / "appended")
     with doomed(0) as second:
         run_append(lm, rows, folder / "appended")
-    assert len(Datastore.open(folder / "appended").manifest["shards"]) >= 3
+    assert len(Datastore.open(folder / "appended").manifest.shards) >= 3
     return SimpleNamespace(
         folder=folder,
         built=tree(folder / "built"),
@@ -212,7 +212,7 @@ RUNNER = """
 import json, os, random, runpy, signal, sys, threading, time
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from nearlm.base import jobs
-from nearlm.store import build as extract
+from nearlm.store import builder
 from nearlm.base import files
 from nearlm.text import tokens as tokenise
 

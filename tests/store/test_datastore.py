@@ -17,13 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_build import assert_holds, everything, expected, frame
 
+from calls import build
 from conftest import make_llama, make_text, make_tokenizer
 from nearlm.base import files
 from nearlm.base.errors import ModelError, StoreError
 from nearlm.model.lm import LM
 from nearlm.model.pretrained import ModelSpec
-from nearlm.store.build import build
-from nearlm.store.datastore import Datastore, write_manifest
+from nearlm.store.datastore import Datastore
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -94,8 +94,8 @@ def test_any_sequence_of_appends_and_reopenings_reads_back(tmp_path_factory, lm,
         documents += [frame(lm.tokenizer, row) for row in rows if row.strip()]
         opened = Datastore.open(folder / "store") if reopen else made
         assert_holds(opened, expected(lm.model, documents, window, window))
-        assert len(opened.manifest["segments"]) == number + 1
-        assert opened.manifest["documents"] == len(documents)
+        assert len(opened.manifest.segments) == number + 1
+        assert opened.manifest.documents == len(documents)
     opened.verify()
     check_reading(opened)
 
@@ -134,7 +134,7 @@ def test_summary_is_what_the_store_holds(kept: Path):
     assert summary["documents"] == 6
     assert summary["tokens"] == len(store.tokens)
     assert summary["texts"] == ["texts", "rows.jsonl"]
-    assert summary["bytes"] == sum((kept / name).stat().st_size for name in store.manifest["files"])
+    assert summary["bytes"] == sum((kept / name).stat().st_size for name in store.manifest.files)
     assert not summary["unfinished_append"]
     json.dumps(summary)
 
@@ -226,7 +226,7 @@ def test_any_longer_file_is_found_already_by_open(kept: Path, which: int, tail: 
 def test_any_missing_file_is_found_and_named(kept: Path, tmp_path: Path):
     names = [path.relative_to(kept) for path in stored_files(kept)]
     opened = Datastore.open(kept)
-    assert set(map(str, names)) == {"manifest.json", *opened.manifest["files"]}
+    assert set(map(str, names)) == {"manifest.json", *opened.manifest.files}
     for name in names:
         (kept / name).rename(tmp_path / "away")
         try:
@@ -258,7 +258,7 @@ def test_verify_reports_how_far_it_is(kept: Path):
 
 def test_a_manifest_from_a_newer_format_asks_for_an_upgrade(store: Path):
     manifest = files.read_json(store / "manifest.json")
-    write_manifest(store, {**manifest, "format": 2, "something": "new"})
+    files.write_stamped(store / "manifest.json", {**manifest, "format": 2, "something": "new"})
     with pytest.raises(StoreError, match=r"has format 2, this nearlm reads up to 1; upgrade nearlm"):
         Datastore.open(store)
     (store / "manifest.json").write_text(json.dumps({"format": 99}))
@@ -447,13 +447,13 @@ def test_a_local_model_is_found_again_also_after_both_were_moved(model_folder: P
     (home / "a.txt").write_text(make_text(30))
     monkeypatch.chdir(home)
     build("models/tiny", "a.txt", "stores/mine", quiet=True, window=16)
-    options = Datastore.open("stores/mine").model_options()
-    assert Path(options["name"]) == home / "models" / "tiny"
+    options = vars(Datastore.open("stores/mine").model_spec())
+    assert Path(options["model"]) == home / "models" / "tiny"
     monkeypatch.chdir(tmp_path)
     home.rename(tmp_path / "elsewhere")
     moved = Datastore.open(tmp_path / "elsewhere" / "stores" / "mine")
-    found = ModelSpec(**moved.model_options())
-    assert Path(found.name) == tmp_path / "elsewhere" / "models" / "tiny"
+    found = moved.model_spec()
+    assert Path(found.model) == tmp_path / "elsewhere" / "models" / "tiny"
     assert check(moved.path, LM.load(found)) is None
     assert not any(str(tmp_path) in text for text in (moved.path / "manifest.json").read_text().splitlines())
 
@@ -462,7 +462,7 @@ def test_a_model_that_is_no_folder_keeps_its_name(lm, tokenizer, tmp_path: Path)
     (tmp_path / "a.txt").write_text("the licence")
     for name, shown in (("org/model", "org/model"), ("/gone/away/model", "model")):
         store = build(LM(make_llama(), tokenizer, name=name), str(tmp_path / "a.txt"), tmp_path / shown, quiet=True)
-        assert store.model_options()["name"] == shown
+        assert store.model_spec().model == shown
 
 
 def test_reading_a_store_changes_nothing_in_it(store: Path):

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 from test_build_crash import CHANGING, TORN, Doom, Killed, tree
 
+from calls import build_index, prune_store, reduce_store
 from nearlm.base import files, jobs
 from nearlm.base.errors import StoreError
-from nearlm.search.indexing import build_index
 from nearlm.shrink import neighbors, pruning
 from nearlm.shrink import ranking as rank
 from nearlm.shrink import reduction as reduce
-from nearlm.shrink.pruning import prune_store
-from nearlm.shrink.reduction import reduce_store
 from nearlm.store import derivation as derive
 from nearlm.store.datastore import Datastore
 from synthetic import make_store

@@ -1,3 +1,4 @@
+import dataclasses
 import fcntl
 import hashlib
 import io
@@ -45,7 +46,7 @@ def brute_overlap(one: str, other: str) -> float:
 def pin(monkeypatch, cache: Path, constant: str, data: bytes) -> None:
     """Put an archive into the cache by hand and pin it in the place of the real one."""
     real: fetch.Package = getattr(fetch, constant)
-    pinned = fetch.Package(real.name, real.version, real.kind, real.filename, hashlib.sha256(data).hexdigest())
+    pinned = dataclasses.replace(real, sha256=hashlib.sha256(data).hexdigest())
     monkeypatch.setattr(fetch, constant, pinned)
     (cache / "downloads").mkdir(parents=True, exist_ok=True)
     (cache / "downloads" / real.filename).write_bytes(data)

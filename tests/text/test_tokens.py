@@ -5,15 +5,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from documents import NoSpecials
 
 from conftest import make_text
 from nearlm.base import files, jobs
-from nearlm.base.errors import OptionError, StoreError, TextError
+from nearlm.base.errors import StoreError, TextError
 from nearlm.base.progress import Reporter
-from nearlm.text import corpus as corpus_module
+from nearlm.text import pieces
 from nearlm.text import tokens as tokenise
 from nearlm.text.corpus import Corpus
-from nearlm.text.tokens import Framing, Segment, check_not_empty, document_bounds, encode, read_checksums
+from nearlm.text.tokens import (
+    Framing,
+    Segment,
+    TokenStream,
+    check_not_empty,
+    document_bounds,
+    encode,
+    finished,
+    read_checksums,
+)
 
 QUIET = Reporter(quiet=True)
 
@@ -22,7 +32,7 @@ class Stopped(BaseException):
     """Stands for a kill."""
 
 
-def run(out: Path, corpus: Corpus, tokenizer, max_tokens: int | None = None, separator: str = "eos") -> files.Json:
+def run(out: Path, corpus: Corpus, tokenizer, max_tokens: int | None = None, separator: str = "eos") -> TokenStream:
     out.mkdir(exist_ok=True)
     job = jobs.Job(out, "build")
     if not job.started:
@@ -37,6 +47,10 @@ def written(out: Path) -> tuple[list[int], list[list[int]], list[str]]:
     return np.load(segment.tokens).tolist(), np.load(segment.docs).tolist(), sources
 
 
+def noted(out: Path) -> files.Json:
+    return jobs.Job(out, "build").state("tokens")
+
+
 def contents(out: Path) -> list[bytes]:
     return [path.read_bytes() for path in Segment(out, 0).files]
 
@@ -44,36 +58,6 @@ def contents(out: Path) -> list[bytes]:
 def oracle(tokenizer, texts: list[str]) -> list[int]:
     """Encode each text at once, between <s> and </s>."""
     return [i for text in texts for i in (0, *tokenizer(text, add_special_tokens=False)["input_ids"], 1)]
-
-
-class NoSpecials:
-    """A tokenizer without BOS and EOS."""
-
-    bos_token_id = eos_token_id = None
-
-    def __init__(self, tokenizer):
-        self._tokenizer = tokenizer
-
-    def __call__(self, *args, **options):
-        return self._tokenizer(*args, **options)
-
-
-# Framing
-
-
-def test_framing_follows_the_tokenizer_and_the_separator(tokenizer):
-    assert Framing.of(tokenizer, "eos") == Framing((0,), (1,))
-    assert Framing.of(tokenizer, "none") == Framing((0,), ())
-    assert Framing.of(NoSpecials(tokenizer), "eos") == Framing((), ())
-    assert Framing.of(NoSpecials(tokenizer), "none") == Framing((), ())
-    newline = tuple(tokenizer("\n\n", add_special_tokens=False)["input_ids"])
-    assert Framing.of(tokenizer, "\n\n") == Framing((0,), newline)
-    assert Framing.of(tokenizer, "</s>") == Framing((0,), (1,))
-
-
-def test_a_separator_of_no_token_is_refused(tokenizer):
-    with pytest.raises(OptionError, match="--separator"):
-        Framing.of(tokenizer, "")
 
 
 @pytest.mark.parametrize("separator", ["eos", "none", "\n\n"])
@@ -106,10 +90,10 @@ def test_documents_and_sources_say_where_everything_is(tmp_path, tokenizer):
     assert sources == ["in/a.txt", "in/b.jsonl", "in/d.txt", "a.txt"]
     starts = [len(oracle(tokenizer, texts[:n])) for n in range(5)]
     assert docs == [[s, *rest] for s, rest in zip(starts, [(0, -1), (1, 1), (1, 4), (2, -1), (3, -1)], strict=True)]
-    assert (state["tokens"], state["documents"], state["read"]) == (len(tokens), 5, 7)
-    assert state["problems"] == {"empty document": 2}
-    assert state["examples"] == {"empty document": "in/b.jsonl:3"}
-    assert state["done"]
+    assert (state.tokens, state.documents, state.read) == (len(tokens), 5, 7)
+    assert state.problems == {"empty document": 2}
+    assert state.examples == {"empty document": "in/b.jsonl:3"}
+    assert finished(jobs.Job(tmp_path / "out", "build")) == state
 
 
 def test_files_are_plain_npy_of_the_stated_types(tmp_path, text_folder, tokenizer):
@@ -122,7 +106,7 @@ def test_files_are_plain_npy_of_the_stated_types(tmp_path, text_folder, tokenize
 
 
 def test_a_long_document_in_pieces_is_one_document(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(corpus_module, "PIECE", 300)
+    monkeypatch.setattr(pieces, "PIECE", 300)
     monkeypatch.setattr(tokenise, "_BATCH_CHARACTERS", 700)
     text = make_text(1000)
     run(tmp_path / "out", Corpus(["-"], stdin=io.BytesIO(text.encode())), tokenizer)
@@ -137,21 +121,20 @@ def test_max_tokens_cuts_exactly(tmp_path, text_folder, tokenizer, most):
     cut = written(tmp_path / "cut")
     kept = [row for row in docs if row[0] < most]
     assert cut == (whole[:most], kept, sources[: len(kept)])
-    assert state["read"] == len(kept)
-    assert state["sha256"] == read_checksums(Corpus([str(text_folder)]), len(kept))
+    assert state.read == len(kept)
+    assert state.sha256 == read_checksums(Corpus([str(text_folder)]), len(kept))
 
 
 def test_max_tokens_hides_problems_of_documents_that_were_not_used(tmp_path, text_folder, tokenizer):
     (text_folder / "zzz.txt").write_text("")
-    assert run(tmp_path / "a", Corpus([str(text_folder)]), tokenizer, max_tokens=50)["problems"] == {}
-    assert run(tmp_path / "b", Corpus([str(text_folder)]), tokenizer)["problems"] == {"empty document": 1}
+    assert run(tmp_path / "a", Corpus([str(text_folder)]), tokenizer, max_tokens=50).problems == {}
+    assert run(tmp_path / "b", Corpus([str(text_folder)]), tokenizer).problems == {"empty document": 1}
 
 
 def test_a_text_of_no_two_tokens_is_refused():
-    state = {"tokens": 0, "documents": 0, "problems": {"empty document": 2}}
     with pytest.raises(TextError, match=r"a\.txt.*0 tokens.*2 × empty document"):
-        check_not_empty(state, ["a.txt"])
-    check_not_empty({"tokens": 2, "documents": 1, "problems": {}}, ["a.txt"])
+        check_not_empty(TokenStream(0, 0, 2, [], {"empty document": 2}, {}), ["a.txt"])
+    check_not_empty(TokenStream(2, 1, 1, [], {}, {}), ["a.txt"])
 
 
 # Going on after a stop
@@ -162,7 +145,7 @@ def small_steps(monkeypatch):
     """A checkpoint after every few hundred characters, also inside documents."""
     monkeypatch.setattr(tokenise, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(tokenise, "_BATCH_CHARACTERS", 400)
-    monkeypatch.setattr(corpus_module, "PIECE", 300)
+    monkeypatch.setattr(pieces, "PIECE", 300)
 
     class Clock:
         def monotonic(self) -> float:
@@ -210,6 +193,7 @@ def test_a_run_that_is_stopped_anywhere_ends_with_the_same_bytes(tmp_path, text_
                     file.write(b"unfinished")
         counting = StoppingTokenizer(tokenizer, 10**6)
         assert run(out, Corpus([str(text_folder)]), counting, max_tokens=most) == expected_state
+        assert noted(out) == noted(tmp_path / "whole")
         assert contents(out) == expected
         # the batches before the stop are not encoded again
         assert 10**6 - counting.left + batches == number_of_batches(tmp_path, corpus, tokenizer, most)
@@ -261,7 +245,7 @@ def change_text(path: Path) -> None:
 )
 def test_text_that_was_read_already_may_not_change(tmp_path, text_folder, tokenizer, small_steps, change):
     assert stop_after(tmp_path / "out", Corpus([str(text_folder)]), tokenizer, 5)
-    assert jobs.Job(tmp_path / "out", "build").state("tokens")["read"] > 1
+    assert noted(tmp_path / "out")["read"] > 1
     change(text_folder)
     with pytest.raises(StoreError, match=r"changed.*--restart"):
         run(tmp_path / "out", Corpus([str(text_folder)]), tokenizer)
@@ -308,13 +292,13 @@ def test_stdin_is_read_from_its_beginning_again_unless_it_was_done(tmp_path, tok
     run(tmp_path / "whole", piped(text), tokenizer)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     state = run(tmp_path / "out", piped(""), tokenizer)
-    assert state["tokens"] == len(written(tmp_path / "whole")[0])
+    assert state.tokens == len(written(tmp_path / "whole")[0])
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(tokenise, "_BATCH_CHARACTERS", 1 << 14)
-    monkeypatch.setattr(corpus_module, "PIECE", 1 << 13)
-    monkeypatch.setattr(corpus_module, "_BLOCK", 1 << 13)
+    monkeypatch.setattr(pieces, "PIECE", 1 << 13)
+    monkeypatch.setattr(pieces, "BLOCK", 1 << 13)
     peaks = []
     for words in (10_000, 100_000):
         path = tmp_path / f"{words}.txt"

@@ -111,7 +111,8 @@ class ShardedArray:
         out = np.empty((stop - start, *self.shape[1:]), self.dtype)
         for shard, end in zip(self.shards, self._ends, strict=True):
             first = end - len(shard)
-            low, high = max(start, first), min(stop, end)
+            low = max(start, first)
+            high = min(stop, end)
             if low < high:
                 out[low - start : high - start] = shard[low - first : high - first]
         return out

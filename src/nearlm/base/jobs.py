@@ -12,7 +12,7 @@ import numpy.typing as npt
 from nearlm.base import files
 from nearlm.base.arrays import ArrayFile
 from nearlm.base.files import Json
-from nearlm.base.records import from_json, to_json
+from nearlm.base.records import FileInfo, from_json, to_json
 
 CHECKPOINT_SECONDS = 2.0
 Pieces = Iterable[tuple[str, int, npt.NDArray[Any]]]
@@ -105,6 +105,23 @@ class Job:
                         files.sync(file)
                     self.note(step, {"batches": batch + 1})
                     noted = time.monotonic()
+
+    def fill_files(
+        self,
+        step: str,
+        columns: Mapping[str, ArrayFile],
+        batches: int,
+        compute: Callable[[int], Pieces],
+        ticked: Callable[[int], None],
+    ) -> dict[str, FileInfo]:
+        """Fill arrays as `fill` does, unless that has been done, and return what each file became."""
+        noted = self.state(step)
+        if "files" not in noted or not all(column.sound for column in columns.values()):
+            self.fill(step, columns, batches, compute, ticked)
+            made = {column.path.name: FileInfo.of(column.path) for column in columns.values()}
+            noted = {**self.state(step), "files": to_json(made)}
+            self.note(step, noted)
+        return from_json(dict[str, FileInfo], noted["files"], self.folder)
 
     def batches(self, step: str) -> int | None:
         """Return how many batches of arrays have been filled, None if that has not begun."""

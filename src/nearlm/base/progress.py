@@ -54,24 +54,31 @@ class Reporter:
             yield lambda count: progress.update(task, advance=count, rate=f"{rate(count):,.0f} {unit}/s")
 
     def _lines(self, label: str, total: int | None, unit: str, done: int) -> Advance:
-        rate, state = Rate(), {"done": done, "next": time.monotonic() + _LINE_SECONDS}
+        rate = Rate()
+        due = time.monotonic() + _LINE_SECONDS
 
         def advance(count: int) -> None:
-            state["done"] += count
+            nonlocal due
             speed = rate(count)
-            if time.monotonic() >= state["next"]:
-                state["next"] = time.monotonic() + _LINE_SECONDS
-                left = f" of {total:,}, {duration((total - state['done']) / max(speed, 1e-9))} left" if total else ""
-                self.say(f"{label}: {state['done']:,.0f}{left}, {speed:,.0f} {unit}/s")
+            if time.monotonic() < due:
+                return
+            due = time.monotonic() + _LINE_SECONDS
+            reached = done + rate.count
+            left = f" of {total:,}, {duration((total - reached) / max(speed, 1e-9))} left" if total else ""
+            self.say(f"{label}: {reached:,.0f}{left}, {speed:,.0f} {unit}/s")
 
         return advance
+
+
+QUIET = Reporter(quiet=True)
 
 
 class Rate:
     """Things done a second since the start."""
 
     def __init__(self) -> None:
-        self.count, self._start = 0, time.monotonic()
+        self.count = 0
+        self._start = time.monotonic()
 
     def __call__(self, count: int) -> float:
         """Count some more and return the rate."""

@@ -1,5 +1,7 @@
 """Records on disk: frozen dataclasses as JSON files with a checksum of their own, validated when they are read."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,3 +39,34 @@ def read_record(kind: type[Record], path: Path) -> Record:
 def read_if_there(kind: type[Record], path: Path) -> Record | None:
     """Read a record, or return None if there is no such file."""
     return read_record(kind, path) if path.exists() else None
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """What a record says of a file: its size and the sha256 of its bytes."""
+
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> "FileInfo":
+        """Describe a file as it is."""
+        return cls(path.stat().st_size, files.checksum(path))
+
+
+def check_files(
+    folder: Path,
+    listed: Mapping[str, FileInfo],
+    remedy: str,
+    *,
+    every_byte: bool = False,
+    advance: Callable[[int], None] = lambda count: None,
+) -> None:
+    """Refuse the first listed file that is missing or cut, or, if every byte is read, not as it was written."""
+    for name, stated in listed.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != stated.bytes:
+            raise StoreError(f"{path} is missing or cut, expected {stated.bytes:,} bytes; {remedy}")
+        if every_byte and files.checksum(path) != stated.sha256:
+            raise StoreError(f"{path} is damaged (its checksum differs); {remedy}")
+        advance(stated.bytes)

@@ -1,6 +1,3 @@
-"""The command line: every command calls one function; torch is imported only where it is needed."""
+"""The command line: every command calls one function, and takes its options from that function's own dataclasses."""
 
-from nearlm.cli import stores, memory, experiments  # isort: skip
 from nearlm.cli.app import app, main
-
-__all__ = ["app", "main"]

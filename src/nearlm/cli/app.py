@@ -1,40 +1,61 @@
-"""The Typer application, and how it ends: one line for an error of the user's, exit code 2."""
+"""The commands, and how they end: one line for an error of the user's, exit code 2.
+
+A command's module is imported when the command is called, so that `nearlm --help` is there at once.
+"""
 
 import io
 import os
 import sys
-from typing import Annotated, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
-import typer
+from cyclopts import App, CycloptsError, Parameter
 
 from nearlm import __version__
 
-_GOES_ON = {"build", "reduce", "prune", "index", "tune", "adapt", "ablate", "sweep", "optimize", "demo", "reproduce"}
-app = typer.Typer(
+_COMMANDS = {
+    "stores:build": "Run a model over a text and keep (context vector, token) records.",
+    "stores:info": "Show what a store holds, or trace one of its records to its text.",
+    "stores:verify": "Read every byte of a store and name the first damaged file.",
+    "shrinking:reduce": "Make a store with narrower keys, by PCA and a random rotation.",
+    "shrinking:prune": "Make a store with fewer records, weighted by what they stand for.",
+    "shrinking:index": "Make a search index over a store's keys, or bring it up to date.",
+    "memory:tune": "Choose λ, T and k on a validation text, and keep them with the index.",
+    "learning:adapt": "Learn on a validation text when to ask the memory, and how much to trust it.",
+    "memory:eval": "Perplexity and speed over a text, and where the time went.",
+    "memory:generate": "Continue a prompt with the model and its memory.",
+    "learning:ablate": "Take an adaptor apart on a test text: masks, weights, features, objectives.",
+    "learning:sweep": "Vary one thing of a store and measure what it costs.",
+    "memory:optimize": "Make the fastest store within a perplexity budget, ready to use.",
+    "reproduction:demo": "From nothing to a fast memory: SmolLM2 and licence texts.",
+    "reproduction:reproduce": "Measure every table and figure of the paper, and make a page of them.",
+}
+_RESUMES = {"build", "reduce", "prune", "index", "tune", "adapt", "ablate", "sweep", "optimize", "demo", "reproduce"}
+
+_EXAMPLES = {
+    "build": "nearlm build --model smollm2-135m --text spdx:train --max-tokens 20000 --out mystore",
+    "prune": "nearlm prune mystore --method merge --keep 0.6 --out smaller",
+    "optimize": "nearlm optimize mystore --text valid/ --out fast",
+}
+_RESUMED = "Interrupted at any moment, the same command goes on where it stopped."
+
+app = App(
     name="nearlm",
-    help="Give any Hugging Face causal LM a memory of your text.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    help="Give any Hugging Face causal LM a memory of your text. --debug shows the traceback of an error.",
+    version=f"nearlm {__version__}",
+    help_flags=["--help", "-h"],
+    help_format="plaintext",
+    default_parameter=Parameter(negative=(), consume_multiple=True),
+    result_action="return_value",
+    exit_on_error=False,
+    print_error=False,
+    suppress_keyboard_interrupt=False,
 )
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"nearlm {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _main(
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error (also after the command).")
-    ] = False,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
-    pass  # `main` looks for --debug itself
+for _number, (_place, _help) in enumerate(_COMMANDS.items()):
+    _module, _, _name = _place.partition(":")
+    _more = f"\n\n{_RESUMED}" if _name in _RESUMES else ""
+    _more += f"\n\nExample: {_EXAMPLES[_name]}" if _name in _EXAMPLES else ""
+    app.command(f"nearlm.cli.{_module}:{_name}_command", name=_name, help=f"{_help}{_more}", sort_key=_number)
 
 
 def main() -> NoReturn:
@@ -44,23 +65,36 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    code, message = 0, ""
+    code = 0
+    message = ""
     try:
-        code = app([each for each in arguments if each != "--debug"], prog_name="nearlm", standalone_mode=False) or 0
+        app(list(spelled_out(arguments)))
         _flush()
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         code = 130
+        resumes = _RESUMES & set(arguments)
+        message = f"interrupted{'; the same command goes on where it stopped' if resumes else ''}"
     except Exception as error:
         if debug:
             import traceback
 
             traceback.print_exc()
         code, message = _verdict(error)
-    if code == 130:
-        message = f"interrupted{'; the same command goes on where it stopped' if _GOES_ON & set(arguments) else ''}"
     if message:
         print(f"nearlm: {' '.join(message.split())}", file=sys.stderr)
     _leave(code)
+
+
+def spelled_out(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield what was typed without --debug, and with a lone - (stdin) as the value of --text, not as an option."""
+    typed = [argument for argument in arguments if argument != "--debug"]
+    for before, argument, after in zip(["", *typed], typed, [*typed[1:], ""], strict=False):
+        if argument == "-" and before != "--prompt":
+            yield "--text=-"
+        elif before == "-" and not argument.startswith("-"):
+            yield from ("--text", argument)
+        elif (argument, after) != ("--text", "-"):
+            yield argument
 
 
 def _verdict(error: Exception) -> tuple[int, str]:
@@ -69,9 +103,8 @@ def _verdict(error: Exception) -> tuple[int, str]:
 
     if isinstance(error, NearLMError):
         return 2, str(error)
-    if hasattr(error, "format_message"):  # a mistake in the command itself
-        context = getattr(error, "ctx", None)
-        return 2, f"{error.format_message()} (see `{context.command_path if context else 'nearlm'} --help`)"
+    if isinstance(error, CycloptsError):  # a mistake in the command itself
+        return 2, f"{error} (see `{' '.join(['nearlm', *(error.command_chain or ())])} --help`)"
     if isinstance(error, BrokenPipeError):
         return 141, ""
     if isinstance(error, OSError):

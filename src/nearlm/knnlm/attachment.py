@@ -11,33 +11,30 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from nearlm.base import ModelError, OptionError
+from nearlm.base import ModelError
 from nearlm.knnlm.history import as_tokens, contexts_of, keep_history, read_history
-from nearlm.mixing import Gate, Tokens, log_p_knn_vocabulary
-from nearlm.model import LM, captured, confidence_and_entropy
-from nearlm.search import Retriever
+from nearlm.mixing import Memory, Tokens, log_weights, mix_logs
+from nearlm.model.lm import LM, confidence_and_entropy
+from nearlm.model.tap import captured
 
 _SLICE_BYTES = 64 << 20
 
 
 @contextlib.contextmanager
-def attach(
-    lm: LM,
-    retriever: Retriever,
-    *,
-    lam: float | None = None,
-    temperature: float | None = None,
-    k: int | None = None,
-    gate: Gate | None = None,
-) -> Iterator[nn.Module]:
+def attach(lm: LM, memory: Memory | None) -> Iterator[nn.Module]:
     """Let `lm.model` return log p_mix as its logits, and a loss computed from them, until the context ends.
 
     `generate`, pipelines, logits processors, beams and samplers then work on the mixture without knowing of it.
-    λ is one number, or comes from an adaptor's `gate`, with the adaptor's own T and k.
+    Without a memory the model stays as it is.
     """
-    mixer = _mixer(lm, retriever, lam, temperature, k, gate)
     model: Any = lm.model
-    own, original = "forward" in vars(model), model.forward
+    if memory is None:
+        yield model
+        return
+    mixer = _mixer(lm, memory)
+    gate = memory.gate
+    own = "forward" in vars(model)
+    original = model.forward
     if getattr(original, "_nearlm", False):
         raise ModelError(f"{lm.name} has a memory attached already; leave that context first")
 
@@ -49,11 +46,13 @@ def attach(
         with captured(lm.tap, stop=False) as vectors:
             output = original(*args, **kwargs, return_dict=True)
         keys = vectors[0].reshape(len(output.logits), -1, lm.dim)
-        kept, contexts = kwargs.get("logits_to_keep", 0), None
+        kept = kwargs.get("logits_to_keep", 0)
+        contexts = None
         if history is not None:
             keep_history(output, history)
             contexts = _kept(contexts_of(history, keys.shape[1]), output.logits, kept)
-        logits, loss = mixer(output.logits, _kept(keys, output.logits, kept), contexts), None
+        logits = mixer(output.logits, _kept(keys, output.logits, kept), contexts)
+        loss = None
         if labels is not None:
             loss = model.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1])
         output = dataclasses.replace(output, loss=loss, logits=logits)
@@ -70,44 +69,22 @@ def attach(
             del model.forward
 
 
-def check_mixing(lam: float, temperature: float, k: int | None) -> None:
-    """Refuse a λ, T or k that makes no mixture."""
-    if not 0 <= lam <= 1:
-        raise OptionError(f"--lam is {lam}, expected 0 to 1")
-    if not temperature > 0:
-        raise OptionError(f"--temperature is {temperature}, expected more than 0")
-    if k is not None and k < 1:
-        raise OptionError(f"--k is {k}, expected at least 1")
-
-
-def _mixer(
-    lm: LM, retriever: Retriever, lam: float | None, temperature: float | None, k: int | None, gate: Gate | None
-) -> "Mixer":
-    if (lam is None) == (gate is None):
-        raise OptionError("attach needs either lam, one λ for all tokens, or the gate of an adaptor")
-    check_mixing(lam or 0.0, 1.0 if temperature is None else temperature, k)
-    made_by = retriever.store.manifest["model"]
-    if lm.fingerprint() != made_by["fingerprint"]:
-        raise ModelError(
-            f"{retriever.store.path} was built with {made_by['name']}, {lm.name} is another architecture or size"
-        )
-    if gate is None:
-        return Mixer(retriever, 1.0 if temperature is None else temperature, k, lam=lam or 0.0)
-    settings = gate.adaptor.settings
-    temperature, k = settings.temperature if temperature is None else temperature, k or settings.k
-    gate.adaptor.check(retriever, temperature, k, lm.fingerprint())
-    return Mixer(retriever, temperature, k, gate=gate)
+def _mixer(lm: LM, memory: Memory) -> "Mixer":
+    """Refuse a memory of another model, and return what mixes it in."""
+    fingerprint = lm.fingerprint()
+    store = memory.retriever.store
+    made_by = store.manifest.model
+    if fingerprint != made_by.fingerprint:
+        raise ModelError(f"{store.path} was built with {made_by.name}, {lm.name} is another architecture or size")
+    memory.check_model(fingerprint)
+    return Mixer(memory)
 
 
 @dataclasses.dataclass(frozen=True)
 class Mixer:
     """Turns logits and keys into log p_mix, with one λ or what a gate says; where λ is 0 nothing is searched."""
 
-    retriever: Retriever
-    temperature: float
-    k: int | None
-    lam: float = 0.0
-    gate: Gate | None = None
+    memory: Memory
 
     def __call__(self, logits: Tensor, keys: Tensor, contexts: Tensor | None = None) -> Tensor:
         """Return log(λ p_kNN + (1 - λ) p_LM) for logits [batch, positions, vocabulary], their keys and last tokens."""
@@ -131,24 +108,23 @@ class Mixer:
     def _weights(
         self, log_lm: Tensor, queries: npt.NDArray[np.float32], contexts: Tokens | None
     ) -> npt.NDArray[np.float64]:
-        if self.gate is None:
-            return np.full(len(queries), self.lam)
+        gate = self.memory.gate
+        if gate is None:
+            return np.full(len(queries), self.memory.lam)
         conf = ent = None
-        if self.gate.needs_statistics:
+        if gate.needs_statistics:
             measured = confidence_and_entropy(log_lm.detach())
             conf, ent = (value.float().cpu().numpy() for value in measured[1:])
-        return self.gate.weights(queries, conf, ent, contexts)
+        return gate.weights(queries, conf, ent, contexts)
 
     def _mixed(self, log_lm: Tensor, queries: npt.NDArray[np.float32], lam: npt.NDArray[np.float64]) -> Tensor:
-        near = self.retriever.search(queries, self.k, ordered=False)
-        knn = log_p_knn_vocabulary(near.distances, near.tokens, log_lm.shape[-1], self.temperature, near.weights)
+        near = self.memory.search(queries)
+        knn = self.memory.log_p_vocabulary(near, log_lm.shape[-1])
         log_knn = torch.from_numpy(knn).to(log_lm.device, log_lm.dtype)
         empty = torch.from_numpy((near.tokens < 0).all(axis=1)).to(log_lm.device)
         log_knn[empty] = log_lm[empty]
-        with np.errstate(divide="ignore"):
-            weights = np.stack([np.log(lam), np.log1p(-lam)])[..., None]
-        log_lam, log_rest = torch.from_numpy(weights).to(log_lm.device, log_lm.dtype)
-        return torch.logaddexp(log_knn + log_lam, log_lm + log_rest)
+        weights = (torch.from_numpy(part[:, None]).to(log_lm.device, log_lm.dtype) for part in log_weights(lam))
+        return mix_logs(log_lm, log_knn, *weights)  # type: ignore[no-any-return]
 
 
 def _kept(keys: Tensor, logits: Tensor, kept: int | Tensor) -> Tensor:

@@ -1,32 +1,21 @@
-"""How memory and LM are mixed: the equations, tuned settings, traces, tuning, adaptors, n-gram tables."""
+"""How memory and LM are mixed: the equations, traces, tuning, adaptors, n-gram tables, and a memory ready for use."""
 
-from nearlm.mixing.adapting import TRUSTED_TOKENS, Settings, examples_of, judged, traced
-from nearlm.mixing.adaptor import NO_ADAPTOR, Adaptor, Gate, adaptor_folder, verify_adaptor
-from nearlm.mixing.adaptor_network import DEFAULT_FEATURES, FEATURES, Shape, capped_lambda
+from nearlm.mixing.adapting import TRUSTED_TOKENS, examples_of, judge, search_only, traced
+from nearlm.mixing.adaptor import Adaptor, Gate, adaptor_files, verify_adaptor
+from nearlm.mixing.adaptor_network import FEATURES, Inputs, capped_lambda
 from nearlm.mixing.adaptor_training import (
-    DEFAULT_A,
     SHARES,
     SURE,
     Examples,
     Split,
     Training,
     best_constant,
-    pruned_logp,
     split_rows,
     standard_error,
     train_network,
 )
-from nearlm.mixing.equations import found, log_p_knn, log_p_knn_vocabulary, mix, perplexity, warm_up
+from nearlm.mixing.equations import back_off, log_weights, mix, mix_logs, perplexity, warm_up
+from nearlm.mixing.memory import Memory
 from nearlm.mixing.ngrams import MAX_N, Tokens, build_ngrams, last_tokens, verify_ngrams
-from nearlm.mixing.traces import (
-    SCORE_BATCH_TOKENS,
-    LMTrace,
-    Reading,
-    TokenText,
-    Trace,
-    read_text,
-    room_for_traces,
-    trace_lm,
-    trace_search,
-)
-from nearlm.mixing.tuning import Point, best_setting, best_settings, paper_setting, save_settings, tune
+from nearlm.mixing.traces import LMTrace, Trace, room_for_traces, trace_lm, trace_search, traced_text
+from nearlm.mixing.tuning import best_setting, best_settings, paper_setting, tune, tuned_at

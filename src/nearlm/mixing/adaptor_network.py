@@ -1,14 +1,15 @@
 """The retrieval adaptor's network: features of a context → (log λ, log 1 - λ), as in the paper's appendix A.2."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from nearlm.base import Json, OptionError
+from nearlm.base import OptionError
+from nearlm.mixing.equations import mix_logs
 from nearlm.mixing.ngrams import MAX_N, Counts
 
 SCALARS = {"conf": 1, "ent": 1, "freq": MAX_N, "fert": MAX_N}
@@ -16,12 +17,14 @@ FEATURES = ("keys", *SCALARS)
 PAPER_FEATURES = ("keys", "conf", "ent", "fert")
 DEFAULT_FEATURES = ("conf", "ent", "freq", "fert")  # on some 10,000 tokens f(c) is learned by heart
 MOST_LAMBDA = 0.999
-HIDDEN, HIDDEN_LAYERS, DROPOUT = 128, 4, 0.2
+HIDDEN = 128
+HIDDEN_LAYERS = 4
+DROPOUT = 0.2
 STANDARDISE = ("all", "scalars", "none")
 
 
 @dataclass(frozen=True)
-class Shape:
+class Inputs:
     """What a network takes in: the width of f(c), the features it uses, and which of them are standardised."""
 
     dim: int
@@ -56,18 +59,9 @@ class Shape:
         """Whether the LM's confidence or entropy is used."""
         return "conf" in self.features or "ent" in self.features
 
-    def to_json(self) -> Json:
-        """Return the fields as plain values."""
-        return {**asdict(self), "features": list(self.features)}
-
-    @classmethod
-    def from_json(cls, value: Json) -> "Shape":
-        """Read what `to_json` wrote."""
-        return cls(value["dim"], tuple(value["features"]), value["standardise"])
-
 
 def scalar_columns(
-    shape: Shape,
+    inputs: Inputs,
     count: int,
     conf: npt.NDArray[np.floating] | None,
     ent: npt.NDArray[np.floating] | None,
@@ -75,7 +69,7 @@ def scalar_columns(
 ) -> npt.NDArray[np.float32]:
     """Put the scalar features of some contexts side by side, [count, width]; counts become log(1 + count)."""
     columns: list[npt.NDArray[np.floating]] = [np.empty((count, 0))]
-    for name in shape.scalars:
+    for name in inputs.scalars:
         if name in ("conf", "ent"):
             column = conf if name == "conf" else ent
             assert column is not None
@@ -98,28 +92,31 @@ class AdaptorNetwork(nn.Module):
     key_mean: Tensor
     key_scale: Tensor
 
-    def __init__(self, shape: Shape):
+    def __init__(self, inputs: Inputs):
         super().__init__()
-        self.shape, scalars = shape, shape.scalars
-        each = max(1, shape.dim // max(1, len(scalars)))
+        self.inputs = inputs
+        scalars = inputs.scalars
+        each = max(1, inputs.dim // max(1, len(scalars)))
         self.scalar = nn.ModuleDict(
             {name: nn.Sequential(nn.Linear(SCALARS[name], each), nn.ReLU(), nn.Linear(each, each)) for name in scalars}
         )
-        inputs = each * len(scalars) + (shape.dim if "keys" in shape.features else 0)
+        wide = each * len(scalars) + (inputs.dim if "keys" in inputs.features else 0)
         layers: list[nn.Module] = []
-        for width in (inputs, *[HIDDEN] * HIDDEN_LAYERS):
+        for width in (wide, *[HIDDEN] * HIDDEN_LAYERS):
             layers += [nn.Linear(width, HIDDEN), nn.ReLU(), nn.Dropout(DROPOUT)]
         self.mlp = nn.Sequential(*layers, nn.Linear(HIDDEN, 2), nn.LogSoftmax(-1))
-        for name, count in (("", shape.width), ("key_", shape.dim)):
+        for name, count in (("", inputs.width), ("key_", inputs.dim)):
             self.register_buffer(f"{name}mean", torch.zeros(count))
             self.register_buffer(f"{name}scale", torch.ones(count))
 
     def fit(self, keys: Tensor, scalars: Tensor) -> None:
         """Learn mean and spread of what is standardised."""
-        if self.shape.standardise != "none" and self.shape.width:
-            self.mean, self.scale = scalars.mean(0), 1 / scalars.std(0, correction=0).clamp_min(1e-4)
-        if self.shape.standardise == "all" and "keys" in self.shape.features:
-            self.key_mean, self.key_scale = keys.mean(0), 1 / keys.std(0, correction=0).clamp_min(1e-4)
+        if self.inputs.standardise != "none" and self.inputs.width:
+            self.mean = scalars.mean(0)
+            self.scale = 1 / scalars.std(0, correction=0).clamp_min(1e-4)
+        if self.inputs.standardise == "all" and "keys" in self.inputs.features:
+            self.key_mean = keys.mean(0)
+            self.key_scale = 1 / keys.std(0, correction=0).clamp_min(1e-4)
 
     def begin_at(self, lam: float) -> None:
         """Let the untrained network give about this λ everywhere."""
@@ -131,8 +128,9 @@ class AdaptorNetwork(nn.Module):
 
     def forward(self, keys: Tensor, scalars: Tensor) -> Tensor:
         """Return (log λ, log 1 - λ), [n, 2], of contexts with keys [n, dim] and scalar features [n, width]."""
-        parts = [(keys - self.key_mean) * self.key_scale] if "keys" in self.shape.features else []
-        scalars, begin = (scalars - self.mean) * self.scale, 0
+        parts = [(keys - self.key_mean) * self.key_scale] if "keys" in self.inputs.features else []
+        scalars = (scalars - self.mean) * self.scale
+        begin = 0
         for name, network in self.scalar.items():
             parts.append(network(scalars[:, begin : begin + SCALARS[name]]))
             begin += SCALARS[name]
@@ -160,7 +158,7 @@ def capped_lambda(log_lam: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def mixture_loss(log_weights: Tensor, log_knn: Tensor, log_lm: Tensor, a: float) -> Tensor:
     """Return -mean log(λ p_kNN + (1 - λ) p_LM) + a · mean λ."""
     log_lam, log_rest = log_weights.unbind(-1)
-    mixed = torch.logaddexp(log_lam + log_knn, log_rest + log_lm)
+    mixed: Tensor = mix_logs(log_lm, log_knn, log_lam, log_rest)
     return a * log_lam.exp().mean() - mixed.mean()
 
 
@@ -174,7 +172,7 @@ LOSSES = {"likelihood": mixture_loss, "classify": classification_loss}
 
 def parse_features(features: str | Sequence[str]) -> tuple[str, ...]:
     """Turn `keys,conf,ent,fert`, or `all`, into the names of features, in their fixed order."""
-    names = FEATURES if features == "all" else features.split(",") if isinstance(features, str) else features
-    stripped = [name.strip() for name in names]
-    Shape(1, tuple(stripped))
+    names = features.split(",") if isinstance(features, str) else features
+    stripped = list(FEATURES) if features == "all" else [name.strip() for name in names]
+    Inputs(1, tuple(stripped))
     return tuple(name for name in FEATURES if name in stripped)

@@ -4,16 +4,23 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from nearlm.base import OptionError
-from nearlm.mixing.adaptor_network import LOSSES, AdaptorNetwork, Shape, capped_lambda
+from nearlm.mixing.adaptor_network import (
+    DEFAULT_FEATURES,
+    LOSSES,
+    AdaptorNetwork,
+    Inputs,
+    capped_lambda,
+    parse_features,
+)
 from nearlm.mixing.equations import mix, perplexity
 
-DEFAULT_A = 0.05  # of the L1 penalty
 PAPER_A = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
 LAMBDAS = np.round(np.arange(0.01, 1.0, 0.01), 2)
 HELD_OUT = 0.1
@@ -39,24 +46,59 @@ class Examples:
     def __len__(self) -> int:
         return len(self.log_lm)
 
+    @property
+    def columns(self) -> tuple[npt.NDArray[np.floating], ...]:
+        """All columns."""
+        return self.keys, self.scalars, self.log_lm, self.log_knn
+
     def __getitem__(self, rows: Ints) -> "Examples":
         return Examples(self.keys[rows], self.scalars[rows], self.log_lm[rows], self.log_knn[rows])
 
 
 @dataclass(frozen=True)
 class Training:
-    """How to train: the paper's objective, optimiser and L1 coefficient, and when to stop."""
+    """How an adaptor is trained: objective, features, L1 coefficient, steps of the optimiser, and when to stop."""
 
     objective: str = "likelihood"
+    """likelihood or classify."""
+    features: str = ",".join(DEFAULT_FEATURES)
+    """Some of keys,conf,ent,freq,fert, or all."""
+    a: str = "0.05"
+    """Weight of the L1 term that makes λ small, or auto."""
+    standardise: str = "all"
+    """Scale features: all, scalars or none."""
     seed: int = 0
+    """Seed of the training."""
     rate: float = 5e-4
+    """Learning rate."""
     batch: int = 128
+    """Tokens in a batch."""
     epochs: int = 40
+    """Most passes over the tokens."""
     patience: int = 5
+    """Passes without a better held-out perplexity after which training stops."""
 
     def __post_init__(self) -> None:
         if self.objective not in LOSSES:
             raise OptionError(f"--objective is {self.objective!r}, expected one of {', '.join(LOSSES)}")
+        self.inputs(1)
+        self.coefficients()
+
+    def inputs(self, dim: int) -> Inputs:
+        """Return what the network takes in, for context vectors of some width."""
+        return Inputs(dim, parse_features(self.features), self.standardise)
+
+    def coefficients(self) -> tuple[float, ...]:
+        """Return the L1 coefficients to try."""
+        if self.a == "auto":
+            return PAPER_A
+        try:
+            value = float(self.a)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < float("inf"):
+            raise OptionError(f"--a is {self.a!r}, expected 0 or more, or auto")
+        return (value,)
 
 
 @dataclass(frozen=True)
@@ -74,20 +116,25 @@ class Split:
 
 def split_rows(documents: Ints, seed: int) -> Split:
     """Hold out about a tenth of the tokens: whole documents, or two contiguous blocks of a text with too few."""
-    rng, rows = np.random.default_rng(seed), np.arange(len(documents))
-    sizes, goal = np.bincount(documents), HELD_OUT * len(documents)
-    chosen, total = [], 0
+    rng = np.random.default_rng(seed)
+    rows = np.arange(len(documents))
+    sizes = np.bincount(documents)
+    goal = HELD_OUT * len(documents)
+    chosen = []
+    total = 0
     for document in rng.permutation(len(sizes)):
         if total + sizes[document] <= 1.25 * goal:
             chosen.append(document)
             total += sizes[document]
         if total >= goal:
             break
-    held, unit = np.isin(documents, chosen), "documents"
+    held = np.isin(documents, chosen)
+    unit = "documents"
     if total < 0.75 * goal:
         first = int(rng.integers(0, _BLOCKS))
         blocks = (first, (first + _BLOCKS // 2) % _BLOCKS)
-        held, unit = np.isin(rows * _BLOCKS // max(len(rows), 1), blocks), "blocks"
+        held = np.isin(rows * _BLOCKS // max(len(rows), 1), blocks)
+        unit = "blocks"
     if not held.any() or held.all():
         raise OptionError(f"the text has {len(rows)} tokens to predict, too few to hold some out; use more text")
     return Split(rows[~held], rows[held], documents[held], unit)
@@ -98,17 +145,13 @@ def best_constant(log_lm: Floats, log_knn: Floats) -> float:
     return float(min(LAMBDAS, key=lambda lam: perplexity(mix(log_lm, log_knn, lam))))
 
 
-def pruned_logp(log_lm: Floats, log_knn: Floats, lam: float | Floats, asked: npt.NDArray[np.bool_]) -> Floats:
-    """Return the mixture's log p where the memory is asked, and the LM's elsewhere."""
-    return np.where(asked, mix(log_lm, log_knn, lam), log_lm)
-
-
 def thresholds_of(scores: Floats) -> Floats:
     """Return, for every percent of retrievals to remove, the score from which on the rest asks, [101]."""
     ordered = np.sort(scores)
     at = np.minimum(np.round(SHARES * len(scores)).astype(int), len(scores) - 1)
     cuts: Floats = ordered[at]
-    cuts[0], cuts[-1] = -np.inf, np.inf
+    cuts[0] = -np.inf
+    cuts[-1] = np.inf
     return cuts
 
 
@@ -122,7 +165,7 @@ def standard_error(values: Floats, documents: Ints) -> float:
 
 def half_perplexity(log_lm: Floats, log_knn: Floats, lam: float | Floats, scores: Floats) -> float:
     """Return the perplexity when the lower half of the scores does not ask."""
-    return perplexity(pruned_logp(log_lm, log_knn, lam, scores >= np.median(scores)))
+    return perplexity(mix(log_lm, log_knn, np.where(scores >= np.median(scores), lam, 0.0)))
 
 
 @dataclass(frozen=True)
@@ -136,7 +179,7 @@ class Trained:
 
 
 def train_network(
-    shape: Shape,
+    inputs: Inputs,
     examples: Examples,
     split: Split,
     a: float,
@@ -147,35 +190,46 @@ def train_network(
 
     `advance` is told of every epoch's tokens.
     """
-    held, loss = examples[split.held], LOSSES[training.objective]
+    held = examples[split.held]
     constant = best_constant(examples.log_lm[split.train], examples.log_knn[split.train])
     with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(training.seed)
         rng = np.random.default_rng(training.seed)
-        network = AdaptorNetwork(shape)
-        sample = examples[np.sort(rng.permutation(split.train)[:_FIT_ROWS])]
-        network.fit(torch.from_numpy(np.array(sample.keys, np.float32)), torch.from_numpy(sample.scalars))
+        network = _new_network(inputs, examples[np.sort(rng.permutation(split.train)[:_FIT_ROWS])])
         if training.objective == "likelihood":
             network.begin_at(constant)
         optimiser = torch.optim.Adam(network.parameters(), lr=training.rate)
         best = Trained(copy.deepcopy(network), a, _held_perplexity(network, held, training, constant), 0)
         for epoch in range(1, training.epochs + 1):
-            network.train()
             order = rng.permutation(split.train)
-            for start in range(0, len(order), training.batch):
-                rows = np.sort(order[start : start + training.batch])
-                batch = [torch.from_numpy(np.array(column[rows], np.float32)) for column in _columns(examples)]
-                optimiser.zero_grad()
-                loss(network(*batch[:2]), batch[3], batch[2], a).backward()  # type: ignore[no-untyped-call]
-                optimiser.step()
-            found = _held_perplexity(network, held, training, constant)
+            _train_epoch(network, optimiser, examples, order, a, training)
+            value = _held_perplexity(network, held, training, constant)
             advance(len(order))
-            if found < best.perplexity:
-                best = Trained(copy.deepcopy(network), a, found, epoch)
+            if value < best.perplexity:
+                best = Trained(copy.deepcopy(network), a, value, epoch)
             elif epoch - best.epochs >= training.patience:
                 break
     best.network.eval()
     return best
+
+
+def _new_network(inputs: Inputs, sample: Examples) -> AdaptorNetwork:
+    network = AdaptorNetwork(inputs)
+    network.fit(torch.from_numpy(np.array(sample.keys, np.float32)), torch.from_numpy(sample.scalars))
+    return network
+
+
+def _train_epoch(
+    network: AdaptorNetwork, optimiser: Any, examples: Examples, order: Ints, a: float, training: Training
+) -> None:
+    network.train()
+    loss = LOSSES[training.objective]
+    for start in range(0, len(order), training.batch):
+        batch = examples[np.sort(order[start : start + training.batch])]
+        keys, scalars, log_lm, log_knn = (torch.from_numpy(np.array(c, np.float32)) for c in batch.columns)
+        optimiser.zero_grad()
+        loss(network(keys, scalars), log_knn, log_lm, a).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
 
 
 @contextlib.contextmanager
@@ -187,10 +241,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _columns(examples: Examples) -> tuple[npt.NDArray[np.floating], ...]:
-    return examples.keys, examples.scalars, examples.log_lm, examples.log_knn
 
 
 def _held_perplexity(network: AdaptorNetwork, held: Examples, training: Training, constant: float) -> float:

@@ -4,6 +4,8 @@ p_kNN(y|c) ∝ Σ_i 1[v_i = y] s_i exp(-d_i / T) over the neighbours i, with squ
 temperature T; p = λ p_kNN + (1 - λ) p_LM. All in log space; a token that no neighbour has gets p_kNN = 0.
 """
 
+from typing import Any
+
 import numba
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +23,7 @@ def log_p_knn(
 ) -> Log:
     """Return log p_kNN of one target a row, [n]; distances and tokens are [n, k], and a token of -1 is no neighbour."""
     out = np.empty(len(targets), np.float64)
-    ones = np.ones((1, 1), np.int32)
-    _target_kernel(distances, tokens, targets, weights if weights is not None else ones, 1.0 / temperature, out)
+    _target_kernel(distances, tokens, targets, _or_ones(weights), 1.0 / temperature, out)
     return out
 
 
@@ -35,20 +36,35 @@ def log_p_knn_vocabulary(
 ) -> Log:
     """Return log p_kNN of the whole vocabulary, [n, vocabulary]: for the few positions of a generation step."""
     p = np.zeros((len(tokens), vocab_size), np.float64)
-    ones = np.ones((1, 1), np.int32)
-    _vocabulary_kernel(distances, tokens, weights if weights is not None else ones, 1.0 / temperature, p)
+    _vocabulary_kernel(distances, tokens, _or_ones(weights), 1.0 / temperature, p)
     with np.errstate(divide="ignore"):
         return np.log(p)
 
 
 def mix(log_lm: Floats, log_knn: Floats, lam: float | Floats) -> Log:
     """Return log(λ p_kNN + (1 - λ) p_LM); λ is one number or an array that broadcasts."""
+    mixed: Log = mix_logs(log_lm, log_knn, *log_weights(lam))
+    return mixed
+
+
+def log_weights(lam: float | Floats) -> tuple[Log, Log]:
+    """Return log λ and log(1 - λ)."""
     lam = np.asarray(lam, np.float64)
     with np.errstate(divide="ignore"):
-        return np.logaddexp(np.log(lam) + log_knn, np.log1p(-lam) + log_lm)
+        return np.log(lam), np.log1p(-lam)
 
 
-def found(log_knn: Floats, log_lm: Floats, tokens: npt.NDArray[np.int32]) -> Floats:
+def mix_logs(log_lm: Any, log_knn: Any, log_lam: Any, log_rest: Any) -> Any:
+    """Return log(λ p_kNN + (1 - λ) p_LM) for arrays or torch tensors: the one place where a mixture is computed.
+
+    Where λ is 0 the result is log p_LM to the bit, so that a token that does not ask needs no case of its own.
+    """
+    memory = log_lam + log_knn
+    model = log_rest + log_lm
+    return np.logaddexp(memory, model) if isinstance(memory, np.ndarray | float) else memory.logaddexp(model)
+
+
+def back_off(log_knn: Floats, log_lm: Floats, tokens: npt.NDArray[np.int32]) -> Floats:
     """Return log p_kNN, or log p_LM in rows where a search found no neighbour at all: any λ then gives p_LM."""
     return np.where((tokens >= 0).any(axis=1), log_knn, log_lm)
 
@@ -56,13 +72,19 @@ def found(log_knn: Floats, log_lm: Floats, tokens: npt.NDArray[np.int32]) -> Flo
 def warm_up() -> None:
     """Compile or load the kernels, so that the first real call is not timed with it."""
     for weights in (None, np.ones((1, 1), np.int32)):
-        distances, tokens = np.zeros((1, 1), np.float32), np.zeros((1, 1), np.int32)
+        distances = np.zeros((1, 1), np.float32)
+        tokens = np.zeros((1, 1), np.int32)
         log_p_knn(distances, tokens, tokens[0], 1.0, weights)
 
 
 def perplexity(logp: Floats) -> float:
     """Return exp of the mean negative log-probability."""
     return float(np.exp(-np.mean(logp, dtype=np.float64)))
+
+
+def _or_ones(weights: npt.NDArray[np.int32] | None) -> npt.NDArray[np.int32]:
+    """Stand in for weights that are all 1: an array of another shape, which the kernels do not look at."""
+    return np.ones((0, 1), np.int32) if weights is None else weights
 
 
 @numba.njit(cache=True, inline="always")
@@ -80,7 +102,8 @@ def _target_kernel(distances, tokens, targets, weights, scale, out):  # type: ig
     weighted = weights.shape[0] == tokens.shape[0] and weights.shape[1] == tokens.shape[1]
     for i in numba.prange(len(targets)):
         best = _largest(distances[i], tokens[i], scale)
-        total, hit = 0.0, 0.0
+        total = 0.0
+        hit = 0.0
         if best > -np.inf:
             for j in range(tokens.shape[1]):
                 if tokens[i, j] >= 0:

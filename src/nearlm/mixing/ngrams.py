@@ -13,15 +13,27 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import ArrayFile, Job, Json, Reporter, StoreError, duration, files
-from nearlm.store import Datastore, describe
+from nearlm.base import (
+    QUIET,
+    ArrayFile,
+    FileInfo,
+    Job,
+    Json,
+    Reporter,
+    StoreError,
+    check_files,
+    duration,
+    files,
+    read_if_there,
+    write_record,
+)
+from nearlm.store import Datastore
 
 MAX_N = 4
 GROUP_POSITIONS = 1 << 22
@@ -41,34 +53,46 @@ class Counts(NamedTuple):
     fertility: Ints
 
 
+@dataclass(frozen=True)
+class NGramInfo:
+    """What `ngrams.json` says of the tables: of which state of the store, their type, lengths and files."""
+
+    manifest: str
+    tokens: int
+    dtype: str
+    lengths: dict[str, int]
+    files: dict[str, FileInfo]
+
+
 class NGrams:
     """The n-gram tables of a store, open for looking up."""
 
-    def __init__(self, tables: dict[str, npt.NDArray[Any]], described: Json):
-        self.tables, self.described = tables, described
+    def __init__(self, tables: dict[str, npt.NDArray[Any]]):
+        self.tables = tables
 
     @classmethod
     def open(cls, store: Datastore) -> "NGrams":
         """Open a store's tables; refuse those of an earlier state of it."""
-        folder = ngrams_folder(store)
-        if not (folder / "ngrams.json").exists():
+        place = store.layout.ngrams
+        info = read_if_there(NGramInfo, place.description)
+        if info is None:
             raise StoreError(f"{store.path} has no n-gram tables; `nearlm adapt {store.path} --text …` makes them")
-        described = files.read_stamped(folder / "ngrams.json")
-        if described["manifest"] != store.manifest["checksum"]:
+        if info.manifest != store.checksum:
             raise StoreError(
                 f"the n-gram tables are of an earlier state of {store.path}; "
                 f"bring them up to date with: nearlm adapt {store.path} --text …"
             )
         tables = {}
-        for name, length in described["lengths"].items():
-            file = _file(folder, name, described["dtype"], length)
+        for name, length in info.lengths.items():
+            file = place.table(name, info.dtype, length)
             file.check()
             tables[name] = file.open()
-        return cls(tables, described)
+        return cls(tables)
 
     def look_up(self, contexts: Tokens) -> Counts:
         """Count the last n tokens, n = 1 to 4, of contexts [m, 4], the latest last; -1 is before the beginning."""
-        frequency, fertility = (np.zeros(contexts.shape, np.int64) for _ in range(2))
+        frequency = np.zeros(contexts.shape, np.int64)
+        fertility = np.zeros(contexts.shape, np.int64)
         _look_up_kernel(
             np.ascontiguousarray(contexts, np.int32),
             *(self.tables[name] for name in (*_FIRST, *_GROWING)),
@@ -83,11 +107,6 @@ class NGrams:
         return sum(table.nbytes for table in self.tables.values())
 
 
-def ngrams_folder(store: Datastore) -> Path:
-    """Return where a store's tables live."""
-    return store.path / "ngrams"
-
-
 def last_tokens(tokens: Any, bounds: Ints, positions: Ints) -> Tokens:
     """Return the last four tokens before each position, [n, 4], the latest last; -1 before the document's beginning."""
     begin = bounds[np.searchsorted(bounds, positions, side="right") - 1]
@@ -96,25 +115,23 @@ def last_tokens(tokens: Any, bounds: Ints, positions: Ints) -> Tokens:
     return np.where(inside, tokens[np.where(inside, wanted, 0)], -1).astype(np.int32)
 
 
-def build_ngrams(store: Datastore, reporter: Reporter | None = None) -> NGrams:
-    """Count the n-grams of a store's corpus, or find that it has been done; goes on after a kill."""
-    folder, reporter = ngrams_folder(store), reporter or Reporter(quiet=True)
-    folder.mkdir(exist_ok=True)
-    with files.lock(folder):
+def build_ngrams(store: Datastore, reporter: Reporter = QUIET) -> NGrams:
+    """Count the n-grams of a store's corpus, or find that it has been done; resumes after a kill."""
+    place = store.layout.ngrams
+    place.folder.mkdir(exist_ok=True)
+    with files.lock(place.folder):
         with contextlib.suppress(StoreError):
             return NGrams.open(store)
-        _Builder(store, folder, reporter).run()
+        _Counting(store, reporter).run()
     return NGrams.open(store)
 
 
 def verify_ngrams(store: Datastore) -> None:
     """Read every byte of the tables and refuse the first that is not as it was written."""
-    folder = ngrams_folder(store)
-    if not (folder / "ngrams.json").exists():
-        return
-    for name, stated in files.read_stamped(folder / "ngrams.json")["files"].items():
-        if not (folder / name).is_file() or describe(folder / name) != stated:
-            raise StoreError(f"{folder / name} is damaged (its checksum differs); remove {folder} and adapt again")
+    place = store.layout.ngrams
+    info = read_if_there(NGramInfo, place.description)
+    if info is not None:
+        check_files(place.folder, info.files, f"remove {place.folder} and adapt again", every_byte=True)
 
 
 @dataclass(frozen=True)
@@ -145,7 +162,8 @@ def plan_groups(counts: Ints, limit: int, followers: Callable[[int], Ints]) -> l
 def _runs(counts: Ints, limit: int) -> list[tuple[int, int, int]]:
     """Cut counts into runs (begin, end, sum) of at most `limit`, or one entry; runs of nothing are left out."""
     ends = np.concatenate(([0], np.cumsum(counts)))
-    runs, begin = [], 0
+    runs = []
+    begin = 0
     while begin < len(counts):
         end = max(begin + 1, int(np.searchsorted(ends, ends[begin] + limit, side="right")) - 1)
         if ends[end] > ends[begin]:
@@ -154,12 +172,14 @@ def _runs(counts: Ints, limit: int) -> list[tuple[int, int, int]]:
     return runs
 
 
-class _Builder:
+class _Counting:
     """N-gram tables under construction."""
 
-    def __init__(self, store: Datastore, folder: Path, reporter: Reporter):
-        self.store, self.folder, self.reporter = store, folder, reporter
-        self.job = Job(folder, "ngrams")
+    def __init__(self, store: Datastore, reporter: Reporter):
+        self.store = store
+        self.reporter = reporter
+        self.place = store.layout.ngrams
+        self.job = Job(self.place.folder, "ngrams")
         self.bounds = store.document_bounds
         self.dtype = np.dtype("int32" if len(store.tokens) < 2**31 else "int64")
 
@@ -212,37 +232,41 @@ class _Builder:
             if group.low > -1 or group.high < 1 << 62:
                 second = np.where(length > 1, grams[:, 1], -1)
                 kept = (second >= group.low) & (second < group.high)
-                grams, length = grams[kept], length[kept]
+                grams = grams[kept]
+                length = length[kept]
             yield grams, length
 
     def _begin(self, groups: list[list[int]]) -> Json:
         """Return how far the tables have come: what an earlier run noted, or nothing."""
-        plan = {"manifest": self.store.manifest["checksum"], "groups": groups}
-        if self.job.started and self.job.plan() == plan and self.job.state("fill"):
-            state = self.job.state("fill")
-            sizes = {name: files.NPY_HEADER + state[name] * self.dtype.itemsize for name in _GROWING}
-            paths = {name: self.folder / f"{name}.npy" for name in _GROWING}
-            if all(path.exists() and path.stat().st_size >= sizes[name] for name, path in paths.items()):
-                for name, path in paths.items():
-                    files.truncate(path, sizes[name])
-                self.reporter.say("going on with the unfinished n-gram tables")
-                return state
-        files.remove(self.folder / "ngrams.json")
-        for path in self.folder.glob("*.npy"):
+        plan = {"manifest": self.store.checksum, "groups": groups}
+        state = self.job.state("fill") if self.job.resumes(plan) else {}
+        grown = {name: self._table(name, state.get(name, 0)) for name in _GROWING}
+        if state and all(file.path.exists() and file.path.stat().st_size >= file.bytes for file in grown.values()):
+            for file in grown.values():
+                files.truncate(file.path, file.bytes)
+            self.reporter.say("going on with the unfinished n-gram tables")
+            return state
+        files.remove(self.place.description)
+        for path in self.place.folder.glob("*.npy"):
             files.remove(path)
         self.job.begin(plan)
-        for name in _GROWING:
-            files.write_bytes(self.folder / f"{name}.npy", bytes(files.NPY_HEADER))
+        for file in grown.values():
+            files.write_bytes(file.path, bytes(files.NPY_HEADER))
         state = {"groups": 0, **dict.fromkeys(_GROWING, 0)}
         self.job.note("fill", state)
         return state
 
+    def _table(self, name: str, length: int) -> ArrayFile:
+        return self.place.table(name, self.dtype.name, length)
+
+    def _children_file(self, groups: int) -> ArrayFile:
+        return ArrayFile(self.job.folder / f"children-{groups}.npy", np.dtype("int64"), (self.vocabulary,))
+
     def _read_children(self, state: Json) -> Ints:
         """Return how many children each 1-gram has in the groups that are done."""
-        path = self.job.folder / f"children-{state['groups']}.npy"
         if state["groups"] == 0:
             return np.zeros(self.vocabulary, np.int64)
-        return ArrayFile(path, np.dtype("int64"), (self.vocabulary,)).open().copy()
+        return self._children_file(state["groups"]).open().copy()
 
     def _add(self, group: Group, number: int, state: Json, children: Ints) -> Json:
         """Count one group and append it to the tables."""
@@ -254,40 +278,35 @@ class _Builder:
             tables[f"starts-{n}"] = starts + state[f"tokens-{n + 1}"]
         after = {"groups": number + 1}
         for name in _GROWING:
-            with open(self.folder / f"{name}.npy", "ab") as file:
+            with open(self._table(name, 0).path, "ab") as file:
                 files.append(file, tables[name].astype(self.dtype).data)
                 files.sync(file)
             after[name] = state[name] + len(tables[name])
-        kept = ArrayFile(self.job.folder / f"children-{number + 1}.npy", np.dtype("int64"), children.shape)
-        files.write_bytes(kept.path, kept.header + children.tobytes())
+        self._children_file(number + 1).write(children)
         self.job.note("fill", after)
-        files.remove(self.job.folder / f"children-{number}.npy")
+        files.remove(self._children_file(number).path)
         return after
 
     def _finish(self, counts: Ints, children: Ints, state: Json) -> None:
         """Close the tables, note their checksums, and forget the job."""
-        for n in (2, 3):
-            with open(self.folder / f"starts-{n}.npy", "r+b") as file:
-                at = files.NPY_HEADER + state[f"starts-{n}"] * self.dtype.itemsize
-                files.write_at(file, np.array([state[f"tokens-{n + 1}"]], self.dtype).data, at)
         lengths = {name: state[name] + name.startswith("starts") for name in _GROWING}
-        for name, table in (("counts-1", counts), ("starts-1", np.concatenate(([0], np.cumsum(children))))):
-            files.write_bytes(self.folder / f"{name}.npy", bytes(files.NPY_HEADER) + table.astype(self.dtype).tobytes())
-            lengths[name] = len(table)
         for name, length in lengths.items():
-            table_file = _file(self.folder, name, self.dtype.name, length)
-            with open(table_file.path, "r+b") as file:
-                files.write_at(file, table_file.header, 0)
+            table = self._table(name, length)
+            with open(table.path, "r+b") as file:
+                if name.startswith("starts"):  # where the children of the last one end
+                    end = state[f"tokens-{int(name[-1]) + 1}"]
+                    files.write_at(file, np.array([end], self.dtype).data, table.offset(length - 1))
+                files.write_at(file, table.header, 0)
                 files.sync(file)
-        listed = {f"{name}.npy": describe(self.folder / f"{name}.npy") for name in lengths}
-        described = {
-            "manifest": self.store.manifest["checksum"],
-            "tokens": len(self.store.tokens),
-            "dtype": self.dtype.name,
-            "lengths": lengths,
-            "files": listed,
-        }
-        files.write_stamped(self.folder / "ngrams.json", described)
+        first = {"counts-1": counts, "starts-1": np.concatenate(([0], np.cumsum(children)))}
+        for name, column in first.items():
+            lengths[name] = len(column)
+            self._table(name, len(column)).write(column)
+        paths = [self._table(name, length).path for name, length in lengths.items()]
+        listed = {path.name: FileInfo.of(path) for path in paths}
+        tokens = len(self.store.tokens)
+        info = NGramInfo(self.store.checksum, tokens, self.dtype.name, lengths, listed)
+        write_record(self.place.description, info)
         self.job.close()
 
 
@@ -302,7 +321,9 @@ def count_group(grams: Tokens, length: Ints) -> dict[str, Ints]:
     ids = grams[:, 0].astype(np.int64)
     for n in range(2, MAX_N + 2):
         longer = length >= n
-        grams, length, ids = grams[longer], length[longer], ids[longer]
+        grams = grams[longer]
+        length = length[longer]
+        ids = ids[longer]
         chained, ids, counts = np.unique(ids * width + grams[:, n - 1], return_inverse=True, return_counts=True)
         parents = chained // width
         if n == 2:
@@ -311,12 +332,9 @@ def count_group(grams: Tokens, length: Ints) -> dict[str, Ints]:
             name = f"children-{n - 1}" if n <= MAX_N else f"fertility-{MAX_N}"
             tables[name] = np.bincount(parents, minlength=len(tables[f"tokens-{n - 1}"]))
         if n <= MAX_N:
-            tables[f"tokens-{n}"], tables[f"counts-{n}"] = chained % width, counts
+            tables[f"tokens-{n}"] = chained % width
+            tables[f"counts-{n}"] = counts
     return tables
-
-
-def _file(folder: Path, name: str, dtype: str, length: int) -> ArrayFile:
-    return ArrayFile(folder / f"{name}.npy", np.dtype(dtype), (length,))
 
 
 @numba.njit(cache=True, inline="always")

@@ -6,7 +6,6 @@ cache under a hash of just what it depends on, so that it is computed once. This
 
 import contextlib
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,118 +14,40 @@ import numpy as np
 import numpy.typing as npt
 
 from nearlm.base import (
+    QUIET,
     ArrayFile,
     Job,
-    Json,
     OptionError,
     Pieces,
     Reporter,
     StoreError,
     cache_dir,
     cache_lock,
+    canonical_hash,
     files,
     size,
 )
-from nearlm.mixing.equations import found, log_p_knn
-from nearlm.model import LM
+from nearlm.mixing.equations import back_off, log_p_knn
+from nearlm.mixing.ngrams import Tokens, last_tokens
+from nearlm.model.lm import LM
 from nearlm.search import Retriever
-from nearlm.text import (
-    Corpus,
-    Framing,
-    Ints,
-    Segment,
-    Windows,
-    check_not_empty,
-    check_predictable,
-    check_window,
-    document_bounds,
-    fill_batch,
-    plan_batches,
-    plan_windows,
-    tokenise,
-)
+from nearlm.text import SCORE_BATCH_TOKENS, Reading, Segment, Texts, TokenText, fill_batch, plan_batches, read_text
 
-SCORE_BATCH_TOKENS = 2048
 _SEARCH_BATCH = 2048
 _WORTH_SAYING = 100_000_000  # bytes
 _STATISTICS = ("logp", "conf", "ent")
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How a text is cut up: framed and windowed as the store was, with a stride of its own."""
-
-    framing: Framing
-    window: int
-    stride: int
-    pack: bool = False
-
-    @classmethod
-    def of_store(cls, manifest: Json, stride: int | None = None) -> "Reading":
-        """Read a text as a store's own text was read."""
-        window = manifest["window"]
-        check_window(window, stride or window)
-        framing = Framing(tuple(manifest["bos"]), tuple(manifest["separator"]))
-        return cls(framing, window, stride or window, manifest["pack"])
-
-
-@dataclass(frozen=True)
-class TokenText:
-    """A tokenised text on disk: its tokens, where documents begin, its windows, and a hash of the tokens."""
-
-    tokens: npt.NDArray[np.int32]
-    bounds: Ints
-    windows: Windows
-    sha256: str
-
-    @property
-    def targets(self) -> npt.NDArray[np.int32]:
-        """The tokens that are predicted, in corpus order."""
-        return np.asarray(self.tokens[self.windows.target_positions])
-
-    @property
-    def documents(self) -> Ints:
-        """The number of each target's document."""
-        return np.searchsorted(self.bounds, self.windows.target_positions, side="right") - 1
-
-
-def read_text(
-    texts: str | Sequence[str],
-    tokenizer: Any,
-    reading: Reading,
-    *,
-    max_tokens: int | None = None,
-    reporter: Reporter | None = None,
-    **corpus_options: Any,
-) -> TokenText:
-    """Tokenise a text into the cache and lay its windows."""
-    corpus = Corpus([texts] if isinstance(texts, str) else texts, **corpus_options)
-    reporter = reporter or Reporter(quiet=True)
+def traced_text(texts: Texts, tokenizer: Any, reading: Reading, reporter: Reporter = QUIET) -> TokenText:
+    """Tokenise a text into the cache, where its traces are."""
     folder = cache_dir() / "traces" / "reading"
     with cache_lock(folder):
-        segment, job = Segment(folder, 0), Job(folder, "read")
-        job.begin({})
-        state = tokenise(corpus, tokenizer, reading.framing, segment, job, max_tokens, reporter)
-        check_not_empty(state, corpus.texts)
-        for problem, count in state["problems"].items():
-            reporter.say(f"warning: {count:,} × {problem}, e.g. {state['examples'][problem]}")
-        digest = files.canonical_hash([files.checksum(segment.tokens), files.checksum(segment.docs)])
-        kept = _keep(segment, cache_dir() / "traces" / f"text-{digest[:24]}")
-        job.close()
-    tokens = ArrayFile(kept.tokens, np.dtype("int32"), (state["tokens"],)).open()
-    docs = ArrayFile(kept.docs, np.dtype("int64"), (state["documents"], 3)).open()
-    bounds = document_bounds(docs, state["tokens"])
-    windows = plan_windows(bounds, reading.window, reading.stride, reading.pack)
-    check_predictable(windows, corpus.texts)
-    return TokenText(tokens, bounds, windows, digest)
-
-
-def _keep(segment: Segment, folder: Path) -> Segment:
-    kept = Segment(folder, 0)
-    folder.mkdir(parents=True, exist_ok=True)
-    for source, target in zip(segment.files, kept.files, strict=True):
-        files.replace(source, target)
-    return kept
+        text = read_text(texts, tokenizer, reading, folder, reporter)
+        kept = Segment(cache_dir() / "traces" / f"text-{text.sha256[:24]}", 0)
+        kept.folder.mkdir(parents=True, exist_ok=True)
+        for source, target in zip(Segment(folder, 0).files, kept.files, strict=True):
+            files.replace(source, target)
+    return text
 
 
 @dataclass(frozen=True)
@@ -143,21 +64,29 @@ class LMTrace:
     def __len__(self) -> int:
         return len(self.logp)
 
+    @property
+    def log_lm(self) -> npt.NDArray[np.float64]:
+        """Log p of the LM for every target."""
+        return np.asarray(self.logp, np.float64)
 
-def trace_lm(lm: LM, text: TokenText, reading: Reading, reporter: Reporter | None = None) -> LMTrace:
+    def contexts(self) -> Tokens:
+        """Return the last tokens before every target, [n, 4]."""
+        return last_tokens(self.text.tokens, self.text.bounds, self.text.windows.target_positions)
+
+
+def trace_lm(lm: LM, text: TokenText, reading: Reading, reporter: Reporter = QUIET) -> LMTrace:
     """Run the LM over a text, or find that it has been done."""
-    reporter = reporter or Reporter(quiet=True)
-    key = files.canonical_hash(
-        {
-            "model": lm.fingerprint(),
-            "probe": files.canonical_hash(lm.probe().tolist()),
-            "dtype": lm.dtype,
-            "tap": lm.tap.path,
-            "text": text.sha256,
-            "window": [reading.window, reading.stride, reading.pack],
-        }
-    )[:24]
-    folder, records = cache_dir() / "traces" / f"lm-{key}", text.windows.records
+    depends_on = {
+        "model": lm.fingerprint(),
+        "probe": canonical_hash(lm.probe().tolist()),
+        "dtype": lm.dtype,
+        "tap": lm.tap.path,
+        "text": text.sha256,
+        "window": [reading.window, reading.stride, reading.pack],
+    }
+    key = canonical_hash(depends_on)[:24]
+    folder = cache_dir() / "traces" / f"lm-{key}"
+    records = text.windows.records
     columns = {
         "keys": ArrayFile(folder / "keys.npy", np.dtype("float32"), (records, lm.dim)),
         **{name: ArrayFile(folder / f"{name}.npy", np.dtype("float32"), (records,)) for name in _STATISTICS},
@@ -192,9 +121,15 @@ class Trace:
         """How many neighbours were searched."""
         return int(self.ids.shape[1])
 
+    @property
+    def log_lm(self) -> npt.NDArray[np.float64]:
+        """Log p of the LM for every target."""
+        return self.lm.log_lm
+
     def log_p_knn(self, temperature: float = 1.0, k: int | None = None) -> npt.NDArray[np.float64]:
         """Return log p_kNN of every target from its first k neighbours, reading some rows at a time."""
-        k, targets = min(k or self.k, self.k), self.lm.text.targets
+        k = min(k or self.k, self.k)
+        targets = self.lm.text.targets
         if k < self.k and not self.retriever.nested:
             raise OptionError(f"neighbours re-scored with k={self.k} say nothing of k={k}; search again with that k")
         out = np.empty(len(self.lm))
@@ -202,19 +137,20 @@ class Trace:
             rows = slice(start, start + _SEARCH_BATCH)
             near = self.retriever.neighbors(self.distances[rows, :k], self.ids[rows, :k])
             log_knn = log_p_knn(near.distances, near.tokens, targets[rows], temperature, near.weights)
-            out[rows] = found(log_knn, self.lm.logp[rows], near.tokens)
+            out[rows] = back_off(log_knn, self.lm.logp[rows], near.tokens)
         return out
 
 
-def trace_search(lm_trace: LMTrace, retriever: Retriever, k: int, reporter: Reporter | None = None) -> Trace:
+def trace_search(lm_trace: LMTrace, retriever: Retriever, k: int, reporter: Reporter = QUIET) -> Trace:
     """Search for every key of an LM trace, or find that it has been done."""
-    reporter = reporter or Reporter(quiet=True)
     k = min(k, retriever.max_k)
-    key = files.canonical_hash({"lm": lm_trace.key, "search": retriever.describe(), "k": k})[:24]
-    folder, shape = cache_dir() / "traces" / f"search-{key}", (len(lm_trace), k)
+    key = canonical_hash({"lm": lm_trace.key, "search": retriever.describe(), "k": k})[:24]
+    folder = cache_dir() / "traces" / f"search-{key}"
+    shape = (len(lm_trace), k)
+    id_type = "int32" if len(retriever.store) < 1 << 31 else "int64"
     columns = {
         "distances": ArrayFile(folder / "distances.npy", np.dtype("float32"), shape),
-        "ids": ArrayFile(folder / "ids.npy", np.dtype("int32" if len(retriever.store) < 1 << 31 else "int64"), shape),
+        "ids": ArrayFile(folder / "ids.npy", np.dtype(id_type), shape),
     }
     starts = range(0, len(lm_trace), _SEARCH_BATCH)
 
@@ -242,9 +178,8 @@ def _fill(
         files.remove(done)
         _make_room(folder, sum(column.bytes for column in columns.values()), reporter)
         job = Job(folder, "trace")
-        if not job.started:
-            job.begin({})
-        ahead = sum(sizes[: job.state("fill").get("batches", 0)])
+        job.resume({})
+        ahead = sum(sizes[: job.batches("fill") or 0])
         with reporter.bar(label, sum(sizes), "tokens", ahead) as advance:
             job.fill("fill", columns, len(sizes), compute, lambda batch: advance(sizes[batch]))
         files.write_json(done, {"tokens": sum(sizes)})

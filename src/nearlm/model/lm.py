@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from nearlm.base import ModelError, canonical_hash
-from nearlm.model.pretrained import ModelSpec, load_pretrained
+from nearlm.model.pretrained import load_pretrained
+from nearlm.model.spec import ModelSpec
 from nearlm.model.tap import (
     FFN,
     Tap,
@@ -30,14 +31,7 @@ PROBE_TOKENS = 32
 SLICE_BYTES = 64 << 20  # of full-vocabulary logits at a time
 _CACHED_BYTES = 3 << 19
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
-_NOT_THE_MODEL = (
-    "transformers_version",
-    "dtype",
-    "torch_dtype",
-    "quantization_config",
-    "architectures",
-    "use_cache",
-)
+_NOT_THE_MODEL = "transformers_version dtype torch_dtype quantization_config architectures use_cache".split()
 
 
 @dataclass(frozen=True)
@@ -46,28 +40,31 @@ class Scores:
 
     keys: Tensor
     logp: Tensor
-    conf: Tensor | None
-    ent: Tensor | None
+    conf: Tensor | None = None
+    ent: Tensor | None = None
 
 
 class LM:
     """A loaded causal LM with its tokenizer and its key tap."""
 
     def __init__(self, model: nn.Module, tokenizer: Any, *, key_tap: str = FFN, name: str | None = None):
-        self.model, self.tokenizer = model.eval(), tokenizer
+        self.model = model.eval()
+        self.tokenizer = tokenizer
         self.name = name or str(getattr(model, "name_or_path", "") or type(model).__name__)
         self.spec = ModelSpec(self.name)
         self.vocab_size: int = _text_config(model).vocab_size
         self.tap: Tap = find_tap(model, key_tap, self._tiny, _width(model))
-        self._may_stop = not _has_accelerate_hooks(model)
+        # accelerate moves weights around each module's forward, which then must not be cut short
+        self._may_stop = not any(hasattr(module, "_hf_hook") for module in model.modules())
         self.dim = self._check_tap()
 
     @classmethod
     def load(cls, spec: ModelSpec | str, *, key_tap: str = FFN) -> "LM":
         """Load a model by name, folder or GGUF file."""
-        spec = ModelSpec(spec) if isinstance(spec, str) else spec
+        if isinstance(spec, str):
+            spec = ModelSpec(spec)
         model, tokenizer = load_pretrained(spec)
-        lm = cls(model, tokenizer, key_tap=key_tap, name=spec.name)
+        lm = cls(model, tokenizer, key_tap=key_tap, name=spec.model)
         lm.spec = spec
         return lm
 
@@ -99,8 +96,10 @@ class LM:
         Log-probabilities of the whole vocabulary exist for one slice of positions at a time only.
         """
         measure = _statistics if statistics else _log_probability
-        body, ids = self._body, torch.from_numpy(batch.ids).to(self.device)
-        recorded, targets = torch.from_numpy(batch.recorded), torch.from_numpy(batch.targets)
+        body = self._body
+        ids = torch.from_numpy(batch.ids).to(self.device)
+        recorded = torch.from_numpy(batch.recorded)
+        targets = torch.from_numpy(batch.targets)
         rows = max(1, SLICE_BYTES // (4 * self.vocab_size))
         with torch.inference_mode():
             with captured(self.tap, stop=False) as inside:
@@ -111,14 +110,18 @@ class LM:
                     measure(_logits(self.model, body, output, states[i : i + rows]), targets[i : i + rows])
                     for i in range(0, len(states), rows)
                 ]
-            keys = _picked(self._shaped(inside, ids), recorded) if inside else torch.cat([v[0] for v in behind])
+            if inside:
+                keys = _picked(self._shaped(inside, ids), recorded)
+            else:
+                keys = torch.cat([vectors[0] for vectors in behind])
         columns = [torch.cat(column) for column in zip(*parts, strict=True)]
-        return Scores(keys, *columns) if statistics else Scores(keys, columns[0], None, None)
+        return Scores(keys, *columns)
 
     def fingerprint(self) -> str:
         """Return the sha256 of the model's canonical config and its parameters' names and shapes."""
         shapes = sorted((name, list(value.shape)) for name, value in self.model.state_dict().items())
-        return canonical_hash({"config": _canonical_config(self.model), "parameters": shapes})
+        config = _canonical(self.model.config.to_diff_dict())  # type: ignore[union-attr,operator]
+        return canonical_hash({"config": config, "parameters": shapes})
 
     def tokenizer_fingerprint(self) -> str:
         """Return the sha256 of the tokenizer's vocabulary, special tokens and of what it makes of a sample."""
@@ -146,7 +149,8 @@ class LM:
         if not found:
             raise ModelError(f"key tap {self.tap.path} was not reached in the forward pass; name another --key-tap")
         if found[0].shape[:-1].numel() != ids.numel():
-            got, want = list(found[0].shape), list(ids.shape)
+            got = list(found[0].shape)
+            want = list(ids.shape)
             raise ModelError(f"key tap {self.tap.path} gives {got} for {want} tokens, expected one vector a token")
         return found[0].reshape(*ids.shape, -1)
 
@@ -170,7 +174,8 @@ class LM:
         other_end = self._tiny.clone()
         other_end[:, -1] = (other_end[:, -1] + 1) % self.vocab_size
         with torch.inference_mode():
-            vectors, others = self._vectors(self._tiny).float(), self._vectors(other_end).float()
+            vectors = self._vectors(self._tiny).float()
+            others = self._vectors(other_end).float()
         if not torch.isfinite(vectors).all():
             raise ModelError(f"key tap {self.tap.path} of {self.name} gives non-finite vectors; try --dtype float32")
         if (vectors[0] - vectors[0, :1]).abs().max() == 0:
@@ -242,7 +247,9 @@ def _statistics(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
 
 def confidence_and_entropy(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return log Σ exp, max p and the entropy of rows of logits; on a CPU a few rows at a time, to stay in cache."""
-    rows = len(logits) if logits.device.type != "cpu" else _CACHED_BYTES // (logits.element_size() * logits.shape[-1])
+    rows = len(logits)
+    if logits.device.type == "cpu":
+        rows = _CACHED_BYTES // (logits.element_size() * logits.shape[-1])
     parts = [_confidence_and_entropy(part) for part in torch.split(logits, max(1, rows))]
     log_total, conf, ent = (torch.cat(column) for column in zip(*parts, strict=True))
     return log_total, conf, ent
@@ -271,7 +278,9 @@ def _probe_ids(vocab_size: int) -> npt.NDArray[np.int64]:
 
 def _text_config(model: nn.Module) -> Any:
     config: Any = model.config
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
+    if hasattr(config, "get_text_config"):
+        return config.get_text_config()
+    return config
 
 
 def _width(model: nn.Module) -> int:
@@ -284,18 +293,8 @@ def _width(model: nn.Module) -> int:
     return width
 
 
-def _has_accelerate_hooks(model: nn.Module) -> bool:
-    """Tell whether accelerate moves weights around each module's forward, which then must not be cut short."""
-    return any(hasattr(module, "_hf_hook") for module in model.modules())
-
-
-def _canonical_config(model: nn.Module) -> dict[str, Any]:
-    """Return what of the config makes the model, without names, versions, dtypes and special tokens."""
-    config: dict[str, Any] = _canonical(model.config.to_diff_dict())  # type: ignore[union-attr,operator]
-    return config
-
-
 def _canonical(value: Any) -> Any:
+    """Return what of a config makes the model, without names, versions, dtypes and special tokens."""
     if not isinstance(value, dict):
         return value
     return {

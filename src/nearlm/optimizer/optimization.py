@@ -8,96 +8,126 @@ the largest that is, on the tokens held out from the adaptor's training and on t
 """
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from nearlm.base import Job, Json, OptionError, Reporter, StoreError, duration, files, size, store_folder
-from nearlm.mixing import Adaptor, Reading, perplexity, read_text, room_for_traces, trace_lm
-from nearlm.model import LM
-from nearlm.optimizer.bench import FINAL, Bench
-from nearlm.optimizer.measuring import PAPER, SMALL, unbeaten
-from nearlm.optimizer.points import Choice, Goal, Point, Shape, cheapest, estimates, explained, preferred
-from nearlm.search import DEFAULT, PAPER_K
-from nearlm.store import DERIVE_JOB, MANIFEST, Datastore, refuse_foreign
+from nearlm.base import (
+    QUIET,
+    Job,
+    Json,
+    OptionError,
+    Reporter,
+    StoreError,
+    duration,
+    files,
+    from_json,
+    read_record,
+    size,
+    store_folder,
+    to_json,
+    write_record,
+)
+from nearlm.mixing import Adaptor, perplexity, room_for_traces, trace_lm, traced_text
+from nearlm.model.lm import LM
+from nearlm.optimizer.bench import SMALL
+from nearlm.optimizer.points import Choice, Goal, Point, Shape, cheapest, estimates, explain, preferred, unbeaten
+from nearlm.optimizer.trials import FINAL, Trials
+from nearlm.search import PAPER, PAPER_K
+from nearlm.store import DEFAULT, Datastore, Layout, SearchSettings, refuse_foreign, write_defaults
+from nearlm.text import Texts
 
 DIMS = (192, 128, 64)
 KEEPS = (0.4, 0.2)
-SMALL_DIMS, SMALL_KEEPS = (128,), (0.4,)  # a small store is searched so fast that more would not tell
+SMALL_DIMS = (128,)  # a small store is searched so fast that more would not tell
+SMALL_KEEPS = (0.4,)
 NPROBES = (8, 4, 2)
-_FILE, _JOB, _REFUSED = "optimize.json", "optimize", "refused"
+_REFUSED = "refused"
 _ATTEMPTS = 4
 _PROMISING = 0.95  # of the least time so far: estimates are no better than that
-_TRACE_BYTES, _WITH_INDEX = 8, 1.4  # of a neighbour; of a store
-_SHAPE_SECONDS, _PRUNE_SECONDS, _PAPER_SECONDS = 60e-6, 200e-6, 300e-6  # a record, on two cores
+_TRACE_BYTES = 8  # of a neighbour
+_WITH_INDEX = 1.4  # of a store
+_SHAPE_SECONDS = 60e-6  # a record, on two cores
+_PRUNE_SECONDS = 200e-6
+_PAPER_SECONDS = 300e-6
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """What `optimize.json` says of a store: what it was chosen for, and how."""
+
+    plan: Json
+    choice: Choice
 
 
 def optimize(
     lm: LM,
     store: Datastore,
-    texts: str | Sequence[str],
+    text: Texts,
     out: str | Path,
     *,
     budget: float = 0.1,
-    max_tokens: int | None = None,
-    reporter: Reporter | None = None,
-    **corpus_options: Any,
+    reporter: Reporter = QUIET,
 ) -> Choice:
     """Make, at `out`, the fastest store within `budget` perplexity of the vanilla kNN-LM, ready to use."""
-    reporter = reporter or Reporter(quiet=True)
     if not 0 <= budget < float("inf"):
         raise OptionError(f"--budget is {budget}, expected 0 or more perplexity")
     folder = store_folder(out)
     if folder.resolve() == store.path.resolve():
         raise StoreError(f"--out is the store itself ({folder}); choose another folder")
-    reading = Reading.of_store(store.manifest)
-    text = read_text(texts, lm.tokenizer, reading, max_tokens=max_tokens, reporter=reporter, **corpus_options)
-    plan = {"store": store.manifest["checksum"], "text": text.sha256, "budget": budget, "model": lm.fingerprint()}
+    reading = store.reading()
+    read = traced_text(text, lm.tokenizer, reading, reporter)
+    plan = {"store": store.checksum, "text": read.sha256, "budget": budget, "model": lm.fingerprint()}
     work = folder.absolute().with_name(f"{folder.absolute().name}.optimize")
-    if (folder / _FILE).exists():
+    layout = Layout(folder)
+    if layout.optimized.exists():
         files.remove(work)
-        return _finished(folder, plan, reporter)
-    _check_out(folder, work)
+        return _finished(layout, plan, reporter)
+    _check_out(layout, work)
     work.mkdir(parents=True, exist_ok=True)
     with files.lock(work):
-        job = Job(work, _JOB)
+        job = Job(work, "optimize")
         _begin(job, plan, work, folder)
-        _announce(store, len(text.targets), reporter)
-        bench = Bench(store, trace_lm(lm, text, reading, reporter), work, job, reporter)
+        _announce(store, len(read.targets), reporter)
+        trials = Trials(store, trace_lm(lm, read, reading, reporter), work, job, reporter)
 
         def train(final: Datastore) -> Adaptor:
-            return Adaptor.train(lm, final, text, reporter=reporter)
+            return Adaptor.train(lm, final, read, reporter=reporter)
 
-        choice = _choose(bench, budget, folder, train)
-        files.write_stamped(folder / _FILE, {"plan": plan, "choice": choice.to_json()})
+        choice = _choose(trials, budget, folder, train)
+        write_record(layout.optimized, Optimized(plan, choice))
         files.remove(work)
     return choice
 
 
-def _finished(folder: Path, plan: Json, reporter: Reporter) -> Choice:
-    noted = files.read_stamped(folder / _FILE)
+def _finished(layout: Layout, plan: Json, reporter: Reporter) -> Choice:
+    noted = files.read_stamped(layout.optimized)
     if noted["plan"] != plan:
-        raise StoreError(f"{folder} was optimized from another store, text or budget; choose another --out")
-    reporter.say(f"{folder} is complete already")
-    return Choice.from_json(noted["choice"])
+        raise StoreError(f"{layout.folder} was optimized from another store, text or budget; choose another --out")
+    try:
+        choice = read_record(Optimized, layout.optimized).choice
+    except StoreError:
+        raise StoreError(
+            f"{layout.folder} was optimized by another version of nearlm, whose table cannot be read; "
+            "the store itself can be used as it is, or made again: repeat the command with another --out"
+        ) from None
+    reporter.say(f"{layout.folder} is complete already")
+    return choice
 
 
-def _check_out(folder: Path, work: Path) -> None:
+def _check_out(layout: Layout, work: Path) -> None:
     """Refuse, before the work, a place that holds something else than what an earlier run has left."""
     if not work.exists():
-        refuse_foreign(folder, DERIVE_JOB)
-        if (folder / MANIFEST).exists():
-            raise StoreError(f"{folder} is a finished store, made in another way; choose another --out")
+        refuse_foreign(layout.folder, layout.derive_job)
+        if layout.is_store:
+            raise StoreError(f"{layout.folder} is a finished store, made in another way; choose another --out")
 
 
 def _begin(job: Job, plan: Json, work: Path, folder: Path) -> None:
-    """Begin a job, or go on with it; one for something else is thrown away, with what it made."""
-    if job.started and job.plan() == plan:
+    """Begin a job, or resume it; one for something else is thrown away, with what it made."""
+    if job.resumes(plan):
         return
-    files.remove(job.folder / "plan.json")
+    job.forget_plan()
     if job.state(FINAL):
         files.remove(folder)
     for path in work.iterdir():
@@ -123,65 +153,69 @@ def _announce(store: Datastore, tokens: int, reporter: Reporter) -> None:
 
 def _shapes(store: Datastore) -> list[Shape]:
     """Return what to make of a store, one change at a time."""
-    dims, keeps = (SMALL_DIMS, SMALL_KEEPS) if len(store) < SMALL else (DIMS, KEEPS)
-    return [Shape(1.0, dim) for dim in dims if dim < store.dim] + [Shape(keep, store.dim) for keep in keeps]
+    small = len(store) < SMALL
+    narrower = [Shape(1.0, dim) for dim in (SMALL_DIMS if small else DIMS) if dim < store.dim]
+    return narrower + [Shape(keep, store.dim) for keep in (SMALL_KEEPS if small else KEEPS)]
 
 
-def _choose(bench: Bench, budget: float, folder: Path, train: Callable[[Datastore], Adaptor]) -> Choice:
-    vanilla, points = bench.vanilla(), bench.measure(bench.whole, NPROBES)
-    goal = Goal(vanilla.perplexity + budget, bench.skipping(points[0]))
-    points = _explored(bench, points, goal)
+def _choose(trials: Trials, budget: float, folder: Path, train: Callable[[Datastore], Adaptor]) -> Choice:
+    vanilla = trials.vanilla()
+    points = trials.measure(trials.whole, NPROBES)
+    goal = Goal(vanilla.perplexity + budget, trials.skipping(points[0]))
+    points = _explore(trials, points, goal)
     points = [replace(one, beyond=one.perplexity - vanilla.perplexity) for one in points]
 
-    plain, gated, chosen = cheapest(points, goal.alone), [], None
+    plain = cheapest(points, goal.alone)
+    chosen = plain
     for best in dict.fromkeys((cheapest(points, goal), plain)):
-        refused = bench.job.state(_REFUSED)
+        refused = trials.job.state(_REFUSED)
         if refused and best != plain:
-            gated.append(Point(**refused["point"]))
+            points.append(from_json(Point, refused["point"], folder))
             continue
-        found, held_out = bench.adapted(bench.final(best, folder), best, budget, train)
-        gated.append(found)
-        if preferred(found, plain, goal.target):
-            chosen = found
+        gated, held_out = trials.adapt(trials.final(best, folder), best, budget, train)
+        points.append(gated)
+        if preferred(gated, plain, goal.target):
+            chosen = gated
             break
         if best != plain:
-            bench.reporter.say(f"{found.label} is not surely within the budget, or no faster; taking {plain.label}")
-            files.remove(bench.work / _REFUSED)
-            files.replace(folder, bench.work / _REFUSED)  # at once: what a kill leaves of a removed one is no store
-            bench.job.note(_REFUSED, {"point": asdict(found)})
-    chosen = chosen or plain
+            trials.reporter.say(f"{gated.label} is not surely within the budget, or no faster; taking {plain.label}")
+            files.remove(trials.work / _REFUSED)
+            files.replace(folder, trials.work / _REFUSED)  # at once: what a kill leaves of a removed one is no store
+            trials.job.note(_REFUSED, {"point": to_json(gated)})
 
-    Datastore.open(folder).set_defaults(DEFAULT, *((DEFAULT, chosen.skip) if chosen.adaptor else (None, None)))
-    points += gated
+    search = chosen.setup.search
+    skip = search.skip if chosen.adaptor else None
+    write_defaults(Layout(folder), SearchSettings(index=DEFAULT, adaptor=search.adaptor, skip=skip))
     marks = unbeaten([(point.beyond, point.microseconds) for point in points])
     points = [replace(one, pareto=mark, chosen=one is chosen) for one, mark in zip(points, marks, strict=True)]
-    nlm = perplexity(np.asarray(bench.traced.logp, np.float64))
-    paragraph = explained(vanilla, chosen, budget, held_out)
-    return Choice(budget, len(bench.traced), nlm, vanilla, goal.target, held_out, points, paragraph)
+    nlm = perplexity(trials.traced.log_lm)
+    paragraph = explain(vanilla, chosen, budget, held_out)
+    return Choice(budget, len(trials.traced), nlm, vanilla, goal.target, held_out, points, paragraph)
 
 
-def _explored(bench: Bench, whole: list[Point], goal: Goal) -> list[Point]:
+def _explore(trials: Trials, whole: list[Point], goal: Goal) -> list[Point]:
     """Measure changes alone, then the combinations that are estimated to be cheapest, while they promise to be."""
-    points, alone = list(whole), {bench.whole: whole[0]}
-    tried: set[tuple[Shape, int | None]] = {(bench.whole, point.nprobe) for point in whole}
+    points = list(whole)
+    alone = {trials.whole: whole[0]}
+    tried: set[tuple[Shape, int | None]] = {(trials.whole, point.setup.search.nprobe) for point in whole}
 
     def measure(shape: Shape, nprobe: int | None) -> Point | None:
         tried.add((shape, nprobe))
         try:
-            found = bench.measure(shape, (nprobe or NPROBES[0],))
+            measured = trials.measure(shape, (nprobe or NPROBES[0],))
         except OptionError as error:  # more clusters than that are needed
-            bench.reporter.say(f"left out: {error}")
+            trials.reporter.say(f"left out: {error}")
             return None
-        points.extend(found)
-        return found[0]
+        points.extend(measured)
+        return measured[0]
 
-    for shape in _shapes(bench.store):
-        found = measure(shape, whole[0].nprobe)
-        if found is not None:
-            alone[shape] = found
+    for shape in _shapes(trials.store):
+        measured = measure(shape, whole[0].setup.search.nprobe)
+        if measured is not None:
+            alone[shape] = measured
     guesses = [
-        (goal.price(guess, time, search.margin), shape, search.nprobe)
-        for time, guess, shape, search in estimates(whole, alone, bench.whole)
+        (goal.price(guess, microseconds, one.margin), shape, one.setup.search.nprobe)
+        for microseconds, guess, shape, one in estimates(whole, alone, trials.whole)
     ]
     attempts = 0
     for guess, shape, nprobe in sorted(guesses, key=lambda one: one[0]):

@@ -2,13 +2,42 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from nearlm.base import Json, size
+from nearlm.base import size
 from nearlm.mixing import SHARES
+from nearlm.search import Retriever
+from nearlm.store import SearchSettings
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A memory that was measured: its size, its index, and how it is searched.
+
+    `index_bytes` are those of all that is needed beside the records: the index, and an adaptor with its tables.
+    """
+
+    records: int
+    dim: int
+    store_bytes: int
+    index_bytes: int
+    kind: str
+    search: SearchSettings
+
+    @classmethod
+    def of(cls, retriever: Retriever, search: SearchSettings, tables: int = 0) -> "Setup":
+        """Describe a memory; `tables` are the bytes of its adaptor."""
+        store = retriever.store
+        kind = str(retriever.index.spec)
+        return cls(len(store), store.dim, store.bytes, retriever.bytes + tables, kind, search.over(retriever.settings))
+
+    @property
+    def disk(self) -> int:
+        """What it takes of a disk: records, index, and tables."""
+        return self.store_bytes + self.index_bytes
 
 
 class Shape(NamedTuple):
@@ -22,39 +51,33 @@ class Shape(NamedTuple):
         """The name of a folder for it."""
         return f"keep-{self.keep:g}-dim-{self.dim}"
 
-    def label(self, whole: "Shape", nprobe: int | None, k: int) -> str:
+    def label(self, whole: "Shape", search: SearchSettings) -> str:
         """Return a store of this shape and how it is searched, in words."""
-        said = [f"keep {self.keep:.0%}"] if self.keep < 1 else []
-        said += [f"dim {self.dim}"] if self.dim < whole.dim else []
-        said += [f"nprobe {nprobe}"] if nprobe else []
-        return ", ".join([*said, f"k {k}"])
+        parts = {
+            f"keep {self.keep:.0%}": self.keep < 1,
+            f"dim {self.dim}": self.dim < whole.dim,
+            f"nprobe {search.nprobe}": search.nprobe,
+            f"k {search.k}": True,
+        }
+        return ", ".join(name for name, told in parts.items() if told)
 
 
 @dataclass(frozen=True)
 class Point:
-    """One memory: what it keeps, how it is searched, and what that costs on the validation text.
+    """One memory and what it costs on the validation text.
 
     `microseconds` are those of a token's search (and adaptor). With an adaptor, perplexity is that of the tokens held
-    out from its training, `index_bytes` are also those of its tables, and `sure` tells whether it is within the budget
-    by two standard errors, there and on the whole text. `beyond` is the difference from the vanilla kNN-LM on the same
-    tokens, in every case, and `margin` two standard errors of it without an adaptor.
+    out from its training, and `sure` tells whether it is within the budget by two standard errors, there and on the
+    whole text. `beyond` is the difference from the vanilla kNN-LM on the same tokens, in every case, and `margin` two
+    standard errors of it without an adaptor.
     """
 
     label: str
+    setup: Setup
     keep: float
-    dim: int
-    nprobe: int | None
-    k: int
     perplexity: float
     microseconds: float
-    temperature: float
-    lam: float
-    records: int
-    store_bytes: int
-    index_bytes: int
-    adaptor: bool = False
     learned: bool = False
-    skip: float = 0.0
     sure: bool = False
     beyond: float = 0.0
     margin: float = 0.0
@@ -62,9 +85,9 @@ class Point:
     chosen: bool = False
 
     @property
-    def disk(self) -> int:
-        """What it takes of a disk: records, index, and tables."""
-        return self.store_bytes + self.index_bytes
+    def adaptor(self) -> bool:
+        """Whether an adaptor decides who asks."""
+        return self.setup.search.adaptor is not None
 
 
 @dataclass(frozen=True)
@@ -80,6 +103,16 @@ class Skipping:
 
 
 @dataclass(frozen=True)
+class HeldOutTokens:
+    """Perplexities of the tokens held out from an adaptor's training."""
+
+    tokens: int
+    vanilla: float
+    constant: float
+    nlm: float
+
+
+@dataclass(frozen=True)
 class Choice:
     """All points, which of them was chosen, and why."""
 
@@ -88,7 +121,7 @@ class Choice:
     nlm_perplexity: float
     vanilla: Point
     target: float
-    held_out: Json
+    held_out: HeldOutTokens
     points: list[Point]
     paragraph: str
 
@@ -97,16 +130,6 @@ class Choice:
         """The memory that was chosen."""
         return next(point for point in self.points if point.chosen)
 
-    def to_json(self) -> Json:
-        """Return everything as plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, found: Json) -> "Choice":
-        """Read a choice back."""
-        points = [Point(**point) for point in found["points"]]
-        return cls(**{**found, "vanilla": Point(**found["vanilla"]), "points": points})
-
     def table(self) -> str:
         """Return the points and the choice, for people; those that no other beats have a star."""
         rows = [f"{self.tokens:,} tokens; the LM alone has perplexity {self.nlm_perplexity:.3f}"]
@@ -114,13 +137,15 @@ class Choice:
             f"{'':42} {'perplexity':>10} {'(beyond)':>9} {'µs/token':>9} {'records':>11} {'store':>9} {'index':>9}"
         )
         for point in (self.vanilla, *self.points):
-            mark = "→" if point.chosen else "*" if point.pareto else " "
+            setup = point.setup
+            mark = "*" if point.pareto else " "
             rows.append(
-                f"{mark} {point.label:40} {point.perplexity:10.3f} {point.beyond:+9.3f} {point.microseconds:9.1f} "
-                f"{point.records:11,} {size(point.store_bytes):>9} {size(point.index_bytes):>9}"
+                f"{'→' if point.chosen else mark} {point.label:40} {point.perplexity:10.3f} {point.beyond:+9.3f} "
+                f"{point.microseconds:9.1f} {setup.records:11,} {size(setup.store_bytes):>9} "
+                f"{size(setup.index_bytes):>9}"
             )
         if any(point.adaptor for point in self.points):
-            rows.append(f"with an adaptor: on the {self.held_out['tokens']:,} tokens held out from its training")
+            rows.append(f"with an adaptor: on the {self.held_out.tokens:,} tokens held out from its training")
         return "\n".join([*rows, "", self.paragraph])
 
 
@@ -159,55 +184,56 @@ def preferred(gated: Point, plain: Point, target: float) -> bool:
     return gated.sure and (plain.perplexity + plain.margin > target or gated.microseconds < plain.microseconds)
 
 
+def unbeaten(points: Sequence[tuple[float, float]]) -> list[bool]:
+    """Tell of points (perplexity, time) which no other beats in one and equals in the other."""
+    return [not any(other[0] <= one[0] and other[1] <= one[1] and other != one for other in points) for one in points]
+
+
 def estimates(
     whole: Sequence[Point], alone: dict[Shape, Point], base: Shape
 ) -> list[tuple[float, float, Shape, Point]]:
     """Estimate (time, perplexity) of every store shape with every way to search, from each measured alone."""
     first = alone[base]
+    keeps = {shape.keep for shape in alone if shape.dim == base.dim}
+    dims = {shape.dim for shape in alone if shape.keep == 1}
     found = []
-    for keep, dim in itertools.product(
-        {shape.keep for shape in alone if shape.dim == base.dim}, {shape.dim for shape in alone if shape.keep == 1}
-    ):
+    for keep, dim in itertools.product(keeps, dims):
         parts = alone[Shape(keep, base.dim)], alone[Shape(1.0, dim)]
-        for search in whole:
-            worse = sum(part.perplexity - first.perplexity for part in parts)
-            faster = float(np.prod([part.microseconds / first.microseconds for part in parts]))
-            found.append((search.microseconds * faster, search.perplexity + worse, Shape(keep, dim), search))
+        worse = sum(part.perplexity - first.perplexity for part in parts)
+        faster = float(np.prod([part.microseconds / first.microseconds for part in parts]))
+        found += [(one.microseconds * faster, one.perplexity + worse, Shape(keep, dim), one) for one in whole]
     return sorted(found, key=lambda one: one[:2])
 
 
-def explained(vanilla: Point, chosen: Point, budget: float, held_out: Json) -> str:
+def explain(vanilla: Point, chosen: Point, budget: float, held_out: HeldOutTokens) -> str:
     """Explain a choice in words."""
-    records = (
-        f"{chosen.records:,} of {vanilla.records:,} records" if chosen.keep < 1 else f"all {vanilla.records:,} records"
-    )
-    lists = f" in {chosen.nprobe} lists" if chosen.nprobe else ""
-    said = [
-        f"Chosen: {records}, keys of {chosen.dim} dimensions, {chosen.k} neighbours{lists}, T={chosen.temperature:g}"
-        + (
-            f", {'λ(c)' if chosen.learned else 'one λ'} and an adaptor that skips {chosen.skip:.0%} of the searches."
-            if chosen.adaptor
-            else f", λ={chosen.lam:g}."
-        )
-    ]
+    setup = chosen.setup
+    search = setup.search
+    records = f"all {vanilla.setup.records:,} records"
+    if chosen.keep < 1:
+        records = f"{setup.records:,} of {vanilla.setup.records:,} records"
+    lists = f" in {search.nprobe} lists" if search.nprobe else ""
+    policy = f"λ={search.lam:g}."
     if chosen.adaptor:
-        said.append(
-            f"On the {held_out['tokens']:,} held-out tokens its perplexity is {chosen.perplexity:.3f}, the vanilla "
-            f"kNN-LM's {held_out['vanilla']:.3f}, so it stays within the budget of {budget:g}."
+        policy = f"{'λ(c)' if chosen.learned else 'one λ'} and an adaptor that skips {search.skip:.0%} of the searches."
+    if chosen.adaptor:
+        verdict = (
+            f"On the {held_out.tokens:,} held-out tokens its perplexity is {chosen.perplexity:.3f}, the vanilla "
+            f"kNN-LM's {held_out.vanilla:.3f}, so it stays within the budget of {budget:g}."
         )
     elif chosen.beyond + chosen.margin <= budget:
-        said.append(
+        verdict = (
             f"Perplexity is {chosen.perplexity:.3f}, the vanilla kNN-LM's {vanilla.perplexity:.3f}, the budget "
             f"{budget:g}, of which {chosen.margin:.3f} are kept to be sure."
         )
     else:
-        said.append(
+        verdict = (
             f"No smaller or faster memory that was measured surely stays within {budget:g} of the vanilla kNN-LM's "
             f"{vanilla.perplexity:.3f}; this has the best perplexity, {chosen.perplexity:.3f}."
         )
-    less = vanilla.microseconds / chosen.microseconds
-    said.append(
-        f"The memory takes {chosen.microseconds:.0f} µs a token instead of {vanilla.microseconds:.0f} ({less:.1f} "
-        f"times less), and {size(chosen.disk)} of disk instead of {size(vanilla.disk)}, with all that is searched."
+    return (
+        f"Chosen: {records}, keys of {setup.dim} dimensions, {search.k} neighbours{lists}, T={search.temperature:g}, "
+        f"{policy} {verdict} The memory takes {chosen.microseconds:.0f} µs a token instead of "
+        f"{vanilla.microseconds:.0f} ({vanilla.microseconds / chosen.microseconds:.1f} times less), and "
+        f"{size(setup.disk)} of disk instead of {size(vanilla.setup.disk)}, with all that is searched."
     )
-    return " ".join(said)

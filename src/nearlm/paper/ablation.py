@@ -2,42 +2,36 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import Job, Json, OptionError, Reporter, files
+from nearlm.base import QUIET, Job, Reporter, canonical_hash, files, to_json
 from nearlm.mixing import (
     FEATURES,
-    SCORE_BATCH_TOKENS,
     Adaptor,
     Examples,
-    Reading,
-    Settings,
-    Shape,
-    Split,
+    Inputs,
     Trace,
     Training,
-    adaptor_folder,
+    adaptor_files,
     best_constant,
     build_ngrams,
     capped_lambda,
     examples_of,
     mix,
     perplexity,
-    read_text,
     split_rows,
     traced,
+    traced_text,
     train_network,
 )
-from nearlm.model import LM
-from nearlm.optimizer import TIMED, adaptor_seconds, searches_per_second
-from nearlm.paper.results import LEARNED, MASK, RANDOM
+from nearlm.model.lm import LM
+from nearlm.optimizer import Bench
+from nearlm.paper.results import LEARNED, MASK, RANDOM, Ablation, FeatureRow, Oracle, PartSpeed
 from nearlm.search import Retriever
-from nearlm.store import Datastore
-from nearlm.text import fill_batch, plan_batches
+from nearlm.store import DEFAULT, Datastore
+from nearlm.text import SCORE_BATCH_TOKENS, Texts, fill_batch, plan_batches
 
 SHARES = tuple(round(0.05 * step, 2) for step in range(21))
 PAPER_ROWS = (
@@ -52,90 +46,39 @@ PAPER_ROWS = (
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Ablation:
-    """What was found on a text: a perplexity for every share of removed retrievals, row by row."""
-
-    tokens: int
-    nlm_perplexity: float
-    lam: float
-    vanilla_perplexity: float
-    best_lam: float
-    best_constant_perplexity: float
-    shares: tuple[float, ...]
-    curves: dict[str, list[float]]
-    skipped: list[float]
-    equal_share: float
-    oracle: Json
-    features: list[Json]
-    objectives: dict[str, list[float]]
-    speed: Json
-
-    def to_json(self) -> Json:
-        """Return everything as plain values."""
-        return asdict(self)
-
-    def table(self) -> str:
-        """Return what was found, for people."""
-        rows = [
-            f"{self.tokens:,} tokens; perplexity of the LM {self.nlm_perplexity:.3f}, with λ={self.lam:g} "
-            f"{self.vanilla_perplexity:.3f}, with the test's own best λ={self.best_lam:g} "
-            f"{self.best_constant_perplexity:.3f}",
-            f"{'share skipped':28}" + "".join(f"{share:8.0%}" for share in self.shares[::2]),
-        ]
-        for name, values in {**self.curves, **self.objectives}.items():
-            rows.append(f"{name:28}" + "".join(f"{value:8.3f}" for value in values[::2]))
-        rows.append(
-            f"{'tokens/s, from its parts':28}" + "".join(f"{v:8.0f}" for v in self.speed["tokens_per_second"][::2])
-        )
-        rows.append(f"the adaptor is as good as λ={self.lam:g} for all up to {self.equal_share:.0%} skipped")
-        rows.append(
-            f"oracle: {self.oracle['skipped']:.0%} need no memory; perplexity {self.oracle['constant']:.3f} with "
-            f"λ={self.lam:g}, {self.oracle['best']:.3f} with the better of the two"
-        )
-        for row in self.features:
-            rows.append(f"  {'+'.join(row['features']):28} at 50 %: {row['perplexity'][10]:.3f}")
-        return "\n".join(rows)
-
-
 def ablate(
     lm: LM,
     store: Datastore,
-    texts: str | Sequence[str],
+    text: Texts,
     *,
-    adaptor: str = "default",
-    valid: Sequence[str] = (),
-    valid_tokens: int | None = None,
-    max_tokens: int | None = None,
-    reporter: Reporter | None = None,
-    **corpus_options: Any,
+    adaptor: str = DEFAULT,
+    valid: Texts | None = None,
+    reporter: Reporter = QUIET,
 ) -> Ablation:
     """Take an adaptor apart on a test text, from one trace; with a validation text, train the paper's variants too."""
-    reporter = reporter or Reporter(quiet=True)
-    if valid_tokens is not None and not valid:
-        raise OptionError("--valid-tokens cuts the validation text; name it with --valid")
     trained = Adaptor.load(store, adaptor)
-    reading, settings = Reading.of_store(store.manifest), trained.settings
-    retriever = settings.retriever(store)
-    trained.check(retriever, settings.temperature, settings.k, lm.fingerprint())
+    settings = trained.settings
+    reading = store.reading()
+    retriever = Retriever.open(store, settings)
+    trained.check(retriever, settings, lm.fingerprint())
 
-    def trace_of(wanted: str | Sequence[str], limit: int | None) -> Trace:
-        text = read_text(wanted, lm.tokenizer, reading, max_tokens=limit, reporter=reporter, **corpus_options)
-        return traced(lm, retriever, text, reading, settings, reporter)
+    def trace_of(wanted: Texts) -> Trace:
+        read = traced_text(wanted, lm.tokenizer, reading, reporter)
+        return traced(lm, retriever, read, reading, settings, reporter)
 
-    test = trace_of(texts, max_tokens)
-    examples = examples_of(test, trained.shape, trained.ngrams, settings)
+    test = trace_of(text)
+    examples = examples_of(test, trained.inputs, trained.ngrams, settings)
     log_lam = trained.network.log_weights(examples.keys, examples.scalars)[:, 0]
     curves = masks_and_weights(examples.log_lm, examples.log_knn, log_lam, trained.lam)
     best = best_constant(examples.log_lm, examples.log_knn)
-    rows: list[Json] = []
+    rows: list[FeatureRow] = []
     objectives: dict[str, list[float]] = {}
-    if valid:
-        with files.lock(adaptor_folder(store, adaptor)):
-            learning = _Learning(store, trained, trace_of(list(valid), valid_tokens), test, reporter)
-            rows = [learning.noted(features) for features in PAPER_ROWS]
-            objectives["classification"] = learning.noted(trained.shape.features, "classify")["perplexity"]
-            learning.job.close()
+    if valid is not None:
+        with files.lock(adaptor_files(store, adaptor).folder):
+            variants = _Variants(store, trained, trace_of(valid), test, reporter)
+            rows = [variants.row(features) for features in PAPER_ROWS]
+            objectives["classification"] = variants.row(trained.inputs.features, "classify").perplexity
+            variants.job.close()
     return Ablation(
         tokens=len(examples),
         nlm_perplexity=perplexity(examples.log_lm),
@@ -143,22 +86,23 @@ def ablate(
         vanilla_perplexity=perplexity(mix(examples.log_lm, examples.log_knn, trained.lam)),
         best_lam=best,
         best_constant_perplexity=perplexity(mix(examples.log_lm, examples.log_knn, best)),
-        shares=SHARES,
+        shares=list(SHARES),
         curves=curves,
         skipped=[float(np.mean(log_lam < trained.threshold(share))) for share in SHARES],
         equal_share=equal_share(curves[LEARNED if trained.learned else MASK], curves[RANDOM][0]),
         oracle=oracle(examples.log_lm, examples.log_knn, trained.lam),
         features=rows,
         objectives=objectives,
-        speed=_speed(lm, trained, test, retriever),
+        speed=_speed(lm, trained, Bench(store, test.lm), retriever),
     )
 
 
 def masks_and_weights(log_lm: Floats, log_knn: Floats, log_lam: Floats, constant: float) -> dict[str, list[float]]:
     """Return perplexities of {random, learned} masks × {constant, learned} λ; a random mask by its expectation."""
-    weights = {"constant": mix(log_lm, log_knn, constant), "learned": mix(log_lm, log_knn, capped_lambda(log_lam))}
+    weights: dict[str, float | Floats] = {"constant": constant, "learned": capped_lambda(log_lam)}
     curves = {}
-    for name, mixed in weights.items():
+    for name, lam in weights.items():
+        mixed = mix(log_lm, log_knn, lam)
         means = [share * np.mean(log_lm) + (1 - share) * np.mean(mixed) for share in SHARES]
         curves[f"random mask, {name} λ"] = [float(np.exp(-mean)) for mean in means]
         curves[f"learned mask, {name} λ"] = by_rank(log_lm, mixed, log_lam)
@@ -184,68 +128,64 @@ def equal_share(values: Sequence[float], vanilla: float) -> float:
     return 1.0
 
 
-def oracle(log_lm: Floats, log_knn: Floats, constant: float) -> Json:
+def oracle(log_lm: Floats, log_knn: Floats, constant: float) -> Oracle:
     """Return what asking only where p_kNN ≥ p_LM would give."""
     wins = log_knn >= log_lm
-    mixed = np.where(wins, mix(log_lm, log_knn, constant), log_lm)
-    return {
-        "skipped": float(np.mean(~wins)),
-        "constant": perplexity(mixed),
-        "best": perplexity(np.maximum(log_lm, log_knn)),
-    }
+    return Oracle(
+        skipped=float(np.mean(~wins)),
+        constant=perplexity(mix(log_lm, log_knn, np.where(wins, constant, 0.0))),
+        best=perplexity(np.maximum(log_lm, log_knn)),
+    )
 
 
-class _Learning:
-    """Trains variants of an adaptor on its validation text and tries them on the test; goes on after a kill."""
+class _Variants:
+    """Trains variants of an adaptor on its validation text and tries them on the test; resumes after a kill."""
 
     def __init__(self, store: Datastore, adaptor: Adaptor, valid: Trace, test: Trace, reporter: Reporter):
-        self.adaptor, self.valid, self.test, self.reporter = adaptor, valid, test, reporter
+        self.adaptor = adaptor
+        self.valid = valid
+        self.test = test
+        self.reporter = reporter
         self.ngrams = build_ngrams(store, reporter)
-        described = adaptor.described["training"]
-        self.a, self.seed = float(described["a"]), int(described["seed"])
-        self.split: Split = split_rows(valid.lm.text.documents, self.seed)
-        self.job = Job(adaptor_folder(store, adaptor.name), "ablate")
-        plan = {"adaptor": files.canonical_hash(adaptor.described), "valid": valid.lm.key, "test": test.lm.key}
-        if not self.job.started or self.job.plan() != plan:
-            self.job.begin(plan)
+        self.split = split_rows(valid.lm.text.documents, adaptor.info.training.seed)
+        self.job = Job(adaptor_files(store, adaptor.name).folder, "ablate")
+        described = canonical_hash(to_json(adaptor.info))
+        self.job.resume({"adaptor": described, "valid": valid.lm.key, "test": test.lm.key})
 
-    def noted(self, features: tuple[str, ...], objective: str = "likelihood") -> Json:
-        """Return what a variant gives, trained now or by an earlier run."""
-        step = f"{objective}-{'-'.join(features)}"
-        found = self.job.state(step)
-        if not found:
-            found = self.row(features, objective)
-            self.job.note(step, found)
-        return found
+    def row(self, features: tuple[str, ...], objective: str = "likelihood") -> FeatureRow:
+        """Return the test's perplexity at every share with some features, trained now or by an earlier run."""
+        return self.job.once(
+            f"{objective}-{'-'.join(features)}", FeatureRow, lambda: self._trained(features, objective)
+        )
 
-    def row(self, features: tuple[str, ...], objective: str = "likelihood") -> Json:
-        """Train with some features and return the test's perplexity at every share."""
-        shape = Shape(self.adaptor.shape.dim, features, self.adaptor.shape.standardise)
-        examples, test = self._examples(self.valid, shape), self._examples(self.test, shape)
+    def _trained(self, features: tuple[str, ...], objective: str) -> FeatureRow:
+        info = self.adaptor.info.training
+        inputs = Inputs(self.adaptor.inputs.dim, features, self.adaptor.inputs.standardise)
+        examples = self._examples(self.valid, inputs)
+        test = self._examples(self.test, inputs)
+        training = Training(objective=objective, seed=info.seed)
         with self.reporter.bar(f"training {objective} {'+'.join(features)}", None, "tokens") as advance:
-            trained = train_network(shape, examples, self.split, self.a, Training(objective, self.seed), advance)
+            trained = train_network(inputs, examples, self.split, info.a, training, advance)
         log_lam = trained.network.log_weights(test.keys, test.scalars)[:, 0]
         lam = capped_lambda(log_lam) if objective == "likelihood" else self.adaptor.lam
-        found = by_rank(test.log_lm, mix(test.log_lm, test.log_knn, lam), log_lam)
-        return {"features": list(features), "perplexity": found, "epochs": trained.epochs}
+        values = by_rank(test.log_lm, mix(test.log_lm, test.log_knn, lam), log_lam)
+        return FeatureRow(list(features), values, trained.epochs)
 
-    def _examples(self, trace: Trace, shape: Shape) -> Examples:
-        settings: Settings = self.adaptor.settings
-        return examples_of(trace, shape, self.ngrams if shape.counts else None, settings)
+    def _examples(self, trace: Trace, inputs: Inputs) -> Examples:
+        return examples_of(trace, inputs, self.ngrams if inputs.counts else None, self.adaptor.settings)
 
 
-def _speed(lm: LM, adaptor: Adaptor, trace: Trace, retriever: Retriever) -> Json:
+def _speed(lm: LM, adaptor: Adaptor, bench: Bench, retriever: Retriever) -> PartSpeed:
     """Time each part alone and say what tokens/s they add up to at every share."""
-    text = trace.lm.text
+    text = bench.traced.text
     batch = fill_batch(text.tokens, text.windows[plan_batches(text.windows, SCORE_BATCH_TOKENS)[0]])
-    queries = np.asarray(trace.lm.keys[:TIMED])
     seconds = {
         "lm": _timed(lambda: lm.score(batch), len(batch.targets)),
-        "search": 1 / searches_per_second(retriever, queries, adaptor.settings.k),
-        "adaptor": adaptor_seconds(adaptor, trace.lm),
+        "search": 1 / bench.searches_per_second(retriever, adaptor.settings.k or 1),
+        "adaptor": bench.adaptor_seconds(adaptor),
     }
     each = [1 / (seconds["lm"] + seconds["adaptor"] + (1 - share) * seconds["search"]) for share in SHARES]
-    return {"seconds_per_token": seconds, "tokens_per_second": each}
+    return PartSpeed(seconds, each)
 
 
 def _timed(run: Callable[[], object], count: int) -> float:

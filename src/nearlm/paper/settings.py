@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 
 from nearlm.base import Json, OptionError
+from nearlm.paper.results import PaperRow
+from nearlm.text import TextSource
 
 TRAINED = "trained-here"  # a small LM that is trained from scratch on the setting's own training text
 _FEWEST = 2000  # tokens of a store
@@ -31,28 +33,34 @@ class Setting:
     dims: tuple[int, ...] = (32, 64, 128, 256, 384, 512)
     ks: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512)
     prompt: str = ""
-    paper: tuple[tuple[str, float, float], ...] = ()
+    paper: tuple[PaperRow, ...] = ()
 
-    def paper_rows(self) -> list[Json]:
-        """Return what the paper found in the setting that this one resembles."""
-        return [{"name": name, "perplexity": ppl, "tokens_per_second": speed} for name, ppl, speed in self.paper]
+    @property
+    def valid_source(self) -> TextSource:
+        """The text to tune on."""
+        return TextSource(self.valid, max_tokens=self.valid_tokens)
+
+    @property
+    def test_source(self) -> TextSource:
+        """The text to test on."""
+        return TextSource(self.test, max_tokens=self.test_tokens)
 
 
 _WIKITEXT = (
-    ("NLM", 18.66, 3847.0),
-    ("kNN-LM", 16.65, 277.0),
-    ("+ AR", 16.67, 530.0),
-    ("+ GM", 16.86, 446.0),
-    ("+ DR", 16.40, 991.0),
-    ("+ All", 16.67, 1835.0),
+    PaperRow("NLM", 18.66, 3847.0),
+    PaperRow("kNN-LM", 16.65, 277.0),
+    PaperRow("+ AR", 16.67, 530.0),
+    PaperRow("+ GM", 16.86, 446.0),
+    PaperRow("+ DR", 16.40, 991.0),
+    PaperRow("+ All", 16.67, 1835.0),
 )
 _LAW = (
-    ("NLM", 106.56, 27800.0),
-    ("kNN-LM", 12.64, 1052.0),
-    ("+ AR", 12.74, 1290.0),
-    ("+ GM", 13.33, 1451.0),
-    ("+ DR", 11.59, 3420.0),
-    ("+ All", 12.29, 5708.0),
+    PaperRow("NLM", 106.56, 27800.0),
+    PaperRow("kNN-LM", 12.64, 1052.0),
+    PaperRow("+ AR", 12.74, 1290.0),
+    PaperRow("+ GM", 13.33, 1451.0),
+    PaperRow("+ DR", 11.59, 3420.0),
+    PaperRow("+ All", 12.29, 5708.0),
 )
 
 DEMO = Setting(
@@ -167,8 +175,8 @@ def find_setting(name: str) -> Setting:
     return SETTINGS[name]
 
 
-def changed(setting: Setting, **given: str | list[str] | None) -> Setting:
+def changed(setting: Setting, **given: str | tuple[str, ...] | None) -> Setting:
     """Return a setting with another model or other texts; another model or training text makes a store of its own."""
-    new: Json = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items() if value}
+    new: Json = {name: value for name, value in given.items() if value}
     new |= {"store": None} if new.keys() & {"model", "train"} else {}
     return replace(setting, **new) if new else setting

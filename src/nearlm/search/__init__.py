@@ -1,15 +1,7 @@
 """Indexes over a store's keys: kinds, building, the list scan, exact re-scoring, and the retriever."""
 
-from nearlm.search.index import (
-    DEFAULT,
-    PAPER_K,
-    SearchIndex,
-    choose_index,
-    index_folder,
-    memory_needed,
-    open_index,
-    verify_index,
-)
-from nearlm.search.indexing import build_index
+from nearlm.search.index import IndexInfo, SearchIndex, faiss_index, open_index, read_index_info, verify_index
+from nearlm.search.index_building import build_index
+from nearlm.search.kinds import AUTO, PAPER, PAPER_K, choose_index
 from nearlm.search.linear import linear_transform, matrix
 from nearlm.search.retriever import Neighbors, Retriever

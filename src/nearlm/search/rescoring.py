@@ -41,9 +41,10 @@ class Rescorer:
                 self._read_ahead(np.unique(ids[part][ids[part] >= 0]))
             first = 0
             for shard in self.keys.shards:
-                kernel = _half_kernel if shard.dtype == np.float16 else _kernel
-                rows = np.asarray(shard).view(np.uint16) if shard.dtype == np.float16 else np.asarray(shard)
-                kernel(queries[part], rows, ids[part], first, out[part])
+                rows = np.asarray(shard)
+                if rows.dtype == np.float16:
+                    rows = rows.view(np.uint16)  # numba knows no half precision
+                _kernel(queries[part], rows, ids[part], first, out[part])
                 first += len(shard)
         return out
 
@@ -62,7 +63,8 @@ def page_runs(rows: npt.NDArray[np.integer[Any]], width: int, offset: int) -> li
     first = (rows * width + offset) // mmap.PAGESIZE
     last = ((rows + 1) * width + offset - 1) // mmap.PAGESIZE
     cut = np.flatnonzero(first[1:] > last[:-1] + 1) + 1
-    begins, ends = first[np.concatenate(([0], cut))], last[np.concatenate((cut - 1, [len(rows) - 1]))]
+    begins = first[np.concatenate(([0], cut))]
+    ends = last[np.concatenate((cut - 1, [len(rows) - 1]))]
     return [(int(b) * mmap.PAGESIZE, int(e - b + 1) * mmap.PAGESIZE) for b, e in zip(begins, ends, strict=True)]
 
 
@@ -83,27 +85,15 @@ def _fits(count: int) -> bool:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _widened(context: Any, bits: Any) -> Any:
-    """Return the float32 that the 16 bits of a half-precision number stand for."""
+def _widened(context: Any, number: Any) -> Any:
+    """Return a float32 as it is, and that which the 16 bits of a half-precision number stand for."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if number == types.float32:
+            return arguments[0]
         return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
 
-    return types.float32(types.uint16), codegen
-
-
-@numba.njit(cache=True, parallel=True, nogil=True, fastmath=True)
-def _half_kernel(queries, rows, ids, first, out):  # type: ignore[no-untyped-def]
-    for i in numba.prange(len(queries)):
-        query = queries[i]
-        for j in range(ids.shape[1]):
-            at = ids[i, j] - first
-            if 0 <= at < len(rows) and ids[i, j] >= 0:
-                total = np.float32(0)
-                for d in range(len(query)):
-                    difference = _widened(rows[at, d]) - query[d]
-                    total += difference * difference
-                out[i, j] = total
+    return types.float32(number), codegen
 
 
 @numba.njit(cache=True, parallel=True, nogil=True, fastmath=True)
@@ -115,6 +105,6 @@ def _kernel(queries, rows, ids, first, out):  # type: ignore[no-untyped-def]
             if 0 <= at < len(rows) and ids[i, j] >= 0:
                 total = np.float32(0)
                 for d in range(len(query)):
-                    difference = rows[at, d] - query[d]
+                    difference = _widened(rows[at, d]) - query[d]
                     total += difference * difference
                 out[i, j] = total

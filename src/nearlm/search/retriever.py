@@ -9,12 +9,11 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import ArrayFile, Json, OptionError, Reporter, size
-from nearlm.search.index import DEFAULT, PAPER_K, index_folder, memory_needed, open_index
+from nearlm.base import Json, OptionError, Reporter, size, to_json
+from nearlm.search.index import open_index
+from nearlm.search.kinds import PAPER_K
 from nearlm.search.rescoring import Rescorer
-from nearlm.store import Datastore, open_parent, parent_records
-
-DISTANCES = ("index", "store", "parent")
+from nearlm.store import DEFAULT, Datastore, SearchSettings, open_parent, parent_records
 
 
 class Neighbors(NamedTuple):
@@ -42,13 +41,14 @@ class Retriever:
         distances: str = "index",
         threads: int | None = None,
     ):
-        if distances not in DISTANCES:
-            raise OptionError(f"--distances is {distances!r}, expected one of {', '.join(DISTANCES)}")
-        for option, value in (("nprobe", nprobe), ("threads", threads)):
-            if value is not None and value < 1:
-                raise OptionError(f"--{option} is {value}, expected at least 1")
-        self.store, self.name, self.distances, self.threads = store, index, distances, threads
-        self.index, self.described = open_index(store, index)
+        SearchSettings(nprobe=nprobe, distances=distances)  # refuses what makes no sense
+        if threads is not None and threads < 1:
+            raise OptionError(f"--threads is {threads}, expected at least 1")
+        self.store = store
+        self.name = index
+        self.distances = distances
+        self.threads = threads
+        self.index, self.info = open_index(store, index)
         if nprobe is not None:
             if self.index.nprobe is None:
                 raise OptionError(
@@ -61,19 +61,30 @@ class Retriever:
         self._values = self._column("values")
         self._weights = self._column("weights") if store.weighted else None
 
+    @classmethod
+    def open(cls, store: Datastore, settings: SearchSettings) -> "Retriever":
+        """Open the index that settings name, to be searched as they say."""
+        distances = settings.distances or "index"
+        return cls(store, settings.index or DEFAULT, nprobe=settings.nprobe, distances=distances)
+
+    @property
+    def settings(self) -> SearchSettings:
+        """What a search depends on beside k: the index, how many lists are looked at, which distances are returned."""
+        return SearchSettings(index=self.name, nprobe=self.index.nprobe, distances=self.distances)
+
     @property
     def bytes(self) -> int:
         """The size of the index's files."""
-        return sum(file["bytes"] for file in self.described["files"].values())
+        return self.info.bytes
 
     @property
     def max_k(self) -> int:
         """The most neighbours that a search returns."""
         return len(self.store)
 
-    def default_k(self) -> int:
-        """How many neighbours a search returns unless told: the paper's 1024, or all that the index gives."""
-        return min(PAPER_K, self.max_k)
+    def used_k(self, k: int | None = None) -> int:
+        """Return how many neighbours a search for k returns: the paper's 1024 unless told, at most all there are."""
+        return min(k or PAPER_K, self.max_k)
 
     @property
     def nested(self) -> bool:
@@ -90,8 +101,7 @@ class Retriever:
         if k is not None and k < 1:
             raise OptionError(f"--k is {k}, expected at least 1")
         with self._threads():
-            k = min(k or self.default_k(), self.max_k)
-            D, ids = self.index.search(self.store.project(queries), k, ordered=ordered)
+            D, ids = self.index.search(self.store.project(queries), self.used_k(k), ordered=ordered)
             if self.distances != "index":
                 D, ids = self._rescored(self._exact.project(queries), ids, ordered)
         return self.neighbors(D, ids)
@@ -105,14 +115,14 @@ class Retriever:
 
     def announce(self, reporter: Reporter) -> None:
         """Say what the index needs."""
-        held, mapped = memory_needed(self.described)
-        reporter.say(f"index {self.name!r}: {size(held)} in RAM, {size(mapped)} mapped from disk")
+        held = self.info.held_bytes
+        reporter.say(f"index {self.name!r}: {size(held)} in RAM, {size(self.bytes - held)} mapped from disk")
 
     def describe(self) -> Json:
         """Say what a search depends on."""
         return {
-            "store": self.store.manifest["checksum"],
-            "index": self.described["files"],
+            "store": self.store.checksum,
+            "index": to_json(self.info.files),
             "nprobe": self.index.nprobe,
             "distances": self.distances,
         }
@@ -130,19 +140,20 @@ class Retriever:
         return np.take_along_axis(D, order, 1), np.take_along_axis(ids, order, 1)
 
     def _column(self, name: str) -> npt.NDArray[np.int32]:
-        path = index_folder(self.store, self.name) / self.described["data"] / f"{name}.npy"
-        return ArrayFile(path, np.dtype("int32"), (len(self.store),)).open()
+        data = self.store.layout.index(self.name).data(self.info.data)
+        return data.column(name, len(self.store)).open()
 
     @contextlib.contextmanager
     def _threads(self) -> Iterator[None]:
         if self.threads is None:
             yield
             return
-        before = faiss.omp_get_max_threads(), numba.get_num_threads()
+        openmp = faiss.omp_get_max_threads()
+        compiled = numba.get_num_threads()
         faiss.omp_set_num_threads(self.threads)
         numba.set_num_threads(min(self.threads, numba.config.NUMBA_NUM_THREADS))
         try:
             yield
         finally:
-            faiss.omp_set_num_threads(before[0])
-            numba.set_num_threads(before[1])
+            faiss.omp_set_num_threads(openmp)
+            numba.set_num_threads(compiled)

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearlm.base import ArrayFile, files
+from nearlm.store import IndexData
 
 Found = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]  # squared distances and ids, [n, k]
 
@@ -52,20 +53,21 @@ class Lists:
         """Copy the lists into a FAISS index that has none yet."""
         for number, (begin, end) in enumerate(zip(self.offsets[:-1], self.offsets[1:], strict=True)):
             if begin < end:
-                ids, codes = np.array(self.ids[begin:end]), self.codes[begin:end].view(np.uint8) ^ 128
+                ids = np.array(self.ids[begin:end])
+                codes = self.codes[begin:end].view(np.uint8) ^ 128
                 index.invlists.add_entries(number, len(ids), faiss.swig_ptr(ids), faiss.swig_ptr(codes))
         index.ntotal = len(self.ids)
 
     @classmethod
-    def open(cls, folder: Path, index: Any) -> "Lists":
+    def open(cls, data: IndexData, index: Any) -> "Lists":
         """Map the lists that were written for this index."""
-        offsets = _open(folder / "offsets.npy", "int64", index.nlist + 1)
+        offsets = _open(data.offsets, "int64", index.nlist + 1)
         records = int(offsets[-1])
         return cls(
             offsets,
-            _open(folder / "ids.npy", "int64", records),
-            _open(folder / "codes.npy", "int8", records, index.sq.d),
-            _open(folder / "bias.npy", "float32", records),
+            _open(data.ids, "int64", records),
+            _open(data.codes, "int8", records, index.sq.d),
+            _open(data.bias, "float32", records),
         )
 
 
@@ -85,12 +87,13 @@ def without_lists(index: Any) -> Any:
     return codec
 
 
-def write_lists(index: Any, folder: Path) -> None:
+def write_lists(index: Any, data: IndexData) -> None:
     """Write the lists of a FAISS index as arrays, list by list."""
-    inverted, width = index.invlists, index.sq.d
+    inverted = index.invlists
+    width = index.sq.d
     lengths = [inverted.list_size(number) for number in range(index.nlist)]
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
-    files.write_array(folder / "offsets.npy", np.dtype("int64"), offsets.shape, [offsets])
+    files.write_array(data.offsets, np.int64, offsets.shape, [offsets])
     scale, _ = _scale_and_centre(index)
 
     def ids() -> Iterator[npt.NDArray[Any]]:
@@ -106,16 +109,18 @@ def write_lists(index: Any, folder: Path) -> None:
         for block in codes():
             yield np.square(block * scale).sum(axis=1, dtype=np.float32)
 
-    files.write_array(folder / "ids.npy", np.dtype("int64"), (offsets[-1],), ids())
-    files.write_array(folder / "codes.npy", np.dtype("int8"), (offsets[-1], width), codes())
-    files.write_array(folder / "bias.npy", np.dtype("float32"), (offsets[-1],), bias())
+    files.write_array(data.ids, np.int64, (offsets[-1],), ids())
+    files.write_array(data.codes, np.int8, (offsets[-1], width), codes())
+    files.write_array(data.bias, np.float32, (offsets[-1],), bias())
 
 
 class ListScan:
     """Searches lists whose quantiser and codec are those of a FAISS index."""
 
     def __init__(self, index: Any, lists: Lists):
-        self.quantizer, self.lists, self._scratch = index.quantizer, lists, threading.local()
+        self.quantizer = index.quantizer
+        self.lists = lists
+        self._scratch = threading.local()
         self.scale, self.centre = _scale_and_centre(index)
         self.centroids = np.zeros((index.nlist, index.d), np.float32)
         if index.by_residual:

@@ -4,7 +4,6 @@ Other records stay as they are. A centroid's weight is that of its cluster, its 
 """
 
 import time
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import faiss
@@ -13,36 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 from nearlm.base import ArrayFile, OptionError, Pieces, duration
-from nearlm.shrink.selection import Centroids, Ids, Selection, Work, check_keep, target
+from nearlm.shrink.options import TAKES, PruneOptions
+from nearlm.shrink.selection import Centroids, Ids, Selection, Work, renumbered, target
 from nearlm.store import Datastore, read_keys
 
 ITERATIONS = 10
 LARGEST = 1 << 14  # records that are clustered together; more of one token are cut into parts: time is quadratic
-_TOP_TOKENS, _RATIO = 5000, 20.0
+_RATIO = 20.0
 
 
-@dataclass(frozen=True)
-class KmeansOptions:
-    """Which tokens to cluster, and records a cluster or the share of all records to reach."""
-
-    ratio: float | None = None
-    keep: float | None = None
-    top_tokens: int = _TOP_TOKENS
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_keep(self.keep)
-        if self.ratio is not None and self.keep is not None:
-            raise OptionError("--method kmeans takes --ratio or --keep, not both")
-        if self.ratio is not None and not 1 <= self.ratio < float("inf"):
-            raise OptionError(f"--ratio is {self.ratio}, expected at least 1 record a cluster")
-        if self.top_tokens < 1:
-            raise OptionError(f"--top-tokens is {self.top_tokens}, expected at least 1")
-
-    def ram(self, store: Datastore) -> float:
-        """Return what the largest part takes, with what FAISS makes of it."""
-        most = min(LARGEST, int(np.bincount(store.values[:]).max()))
-        return 10.0 * most * store.dim
+def ram_needed(store: Datastore) -> float:
+    """Return what the largest part takes, with what FAISS makes of it."""
+    most = min(LARGEST, int(np.bincount(store.values[:]).max()))
+    return 10.0 * most * store.dim
 
 
 class Part(NamedTuple):
@@ -59,19 +41,20 @@ class Part(NamedTuple):
         return self.stop - self.start
 
 
-def select(work: Work, options: KmeansOptions) -> Selection:
+def select(work: Work, options: PruneOptions) -> Selection:
     """Cluster the records of every frequent token."""
     store = work.store
     order = np.argsort(store.values[:], kind="stable")
-    runs = frequent_runs(store.values.take(order), options.top_tokens)
+    top_tokens = options.top_tokens or TAKES["kmeans"]["top_tokens"]
+    runs = frequent_runs(store.values.take(order), top_tokens)
     ratio = options.ratio or _RATIO
     if options.keep is not None:
-        ratio = _ratio_for(runs, target(options.keep, len(store)), len(store), options.top_tokens)
+        ratio = _ratio_for(runs, target(options.keep, len(store)), len(store), top_tokens)
     parts = plan_parts(runs, ratio)
     result = {"tokens": len(runs), "ratio": round(ratio, 4)}
     if not parts:
         return Selection.of_survivors(np.arange(len(store)), len(store), result)
-    columns = _cluster(work, order, parts, options.seed)
+    columns = _cluster(work, order, parts, options.seed or 0)
     return _selection(len(store), order, parts, columns, result)
 
 
@@ -90,7 +73,8 @@ def cluster_counts(sizes: npt.NDArray[np.int64], ratio: float) -> npt.NDArray[np
 
 def plan_parts(runs: npt.NDArray[np.int64], ratio: float) -> list[Part]:
     """Cut runs into parts that memory holds; a part with as many clusters as records is left as it is."""
-    parts, first = [], 0
+    parts = []
+    first = 0
     for start, stop in runs.tolist():
         cuts = np.linspace(start, stop, -(-(stop - start) // LARGEST) + 1).astype(np.int64)
         for begin, end in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
@@ -107,7 +91,8 @@ def _ratio_for(runs: npt.NDArray[np.int64], most: int, records: int, top: int) -
     def left(ratio: float) -> int:
         return records - sum(part.size - part.clusters for part in plan_parts(runs, ratio))
 
-    low, high = 1.0, float(records + 1)
+    low = 1.0
+    high = float(records + 1)
     if left(high) > most:
         raise OptionError(
             f"one cluster for each of the {len(runs):,} most frequent tokens leaves {left(high):,} of {records:,} "
@@ -116,13 +101,17 @@ def _ratio_for(runs: npt.NDArray[np.int64], most: int, records: int, top: int) -
         )
     while high / low > 1.0001:
         middle = (low * high) ** 0.5
-        low, high = (low, middle) if left(middle) <= most else (middle, high)
+        if left(middle) <= most:
+            high = middle
+        else:
+            low = middle
     return high if left(1.0) > most else 1.0
 
 
 def _cluster(work: Work, order: Ids, parts: list[Part], seed: int) -> dict[str, ArrayFile]:
     """Cluster part after part into arrays of the job: each record's cluster, each cluster's key and nearest member."""
-    store, folder = work.store, work.job.folder
+    store = work.store
+    folder = work.job.folder
     clusters = parts[-1].first + parts[-1].clusters
     columns = {
         "labels": ArrayFile(folder / "labels.npy", np.dtype("int32"), (len(store),)),
@@ -143,7 +132,7 @@ def _cluster(work: Work, order: Ids, parts: list[Part], seed: int) -> dict[str, 
         yield "nearest", part.first, np.where(nearest < 0, -1, ids[nearest])
         yield "centroids", part.first, centroids
 
-    done = work.job.state("kmeans").get("batches", 0)
+    done = work.job.batches("kmeans") or 0
     seconds = sum(costs[done:]) * (ITERATIONS + 1) * store.dim / _products_a_second(store.dim)
     work.reporter.say(
         f"k-means: {sum(part.size for part in parts):,} records of {len(parts):,} tokens into {clusters:,} clusters, "
@@ -180,17 +169,19 @@ def _selection(
     records: int, order: Ids, parts: list[Part], columns: dict[str, ArrayFile], result: dict[str, float]
 ) -> Selection:
     """Put clustered and other records together, in corpus order."""
-    labels, nearest = columns["labels"].open(), columns["nearest"].open()[:]
+    labels = columns["labels"].open()
+    nearest = columns["nearest"].open()[:]
     real = np.flatnonzero(nearest >= 0)
-    leader = np.arange(records)  # the record, of the parent's, in whose place the one that stands for it goes
+    leaders = np.arange(records)  # the record, of the parent's, in whose place the one that stands for it goes
     for part in parts:
-        leader[order[part.start : part.stop]] = nearest[labels[part.start : part.stop]]
-    kept = np.flatnonzero(leader == np.arange(records))
-    number = np.full(records, -1, np.int32)
-    number[kept] = np.arange(len(kept), dtype=np.int32)
-    rows = np.full(len(kept), -1, np.int64)
-    rows[number[nearest[real]]] = real
-    return Selection(kept, number[leader], {**result, "clusters": len(real)}, Centroids(columns["centroids"], rows))
+        leaders[order[part.start : part.stop]] = nearest[labels[part.start : part.stop]]
+
+    def centroids(kept: Ids) -> Centroids:
+        rows = np.full(len(kept), -1, np.int64)
+        rows[renumbered(kept, records)[nearest[real]]] = real
+        return Centroids(columns["centroids"], rows)
+
+    return Selection.of_leaders(leaders, {**result, "clusters": len(real)}, centroids)
 
 
 def _products_a_second(dim: int) -> float:
@@ -215,7 +206,8 @@ def _summarise(keys, labels, weights, means, nearest):  # type: ignore[no-untype
             means[c] /= total[c]
     best = np.full(len(means), np.inf)
     for i in range(len(keys)):
-        c, distance = labels[i], 0.0
+        c = labels[i]
+        distance = 0.0
         for d in range(keys.shape[1]):
             difference = keys[i, d] - means[c, d]
             distance += difference * difference

@@ -4,62 +4,32 @@ Records are visited in a seeded random order. One that has been absorbed is skip
 never absorbed itself: a record is free ("s = 1") as long as neither has happened to it in this pass.
 """
 
-from dataclasses import dataclass
-
 import numba
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import Json, OptionError, Reporter
-from nearlm.search import DEFAULT
-from nearlm.shrink.neighbors import MOST, index_ram, ready_index, saved_neighbors
-from nearlm.shrink.selection import Selection, Work, check_keep, target
-from nearlm.store import Datastore
+from nearlm.base import OptionError
+from nearlm.shrink.neighbors import saved_neighbors
+from nearlm.shrink.options import MOST_NEIGHBORS, PruneOptions
+from nearlm.shrink.selection import Selection, Work, target
+from nearlm.store import DEFAULT
 
 _AHEAD = 8
 
 
-@dataclass(frozen=True)
-class MergeOptions:
-    """How many neighbours to look at, as the index returns them, or which share of the records to reach."""
-
-    neighbors: int | None = None
-    keep: float | None = None
-    seed: int = 0
-    index: str = DEFAULT
-
-    def __post_init__(self) -> None:
-        check_keep(self.keep)
-        if (self.neighbors is None) == (self.keep is None):
-            raise OptionError("--method merge takes --neighbors or --keep, one of the two")
-        if self.neighbors is not None and not 2 <= self.neighbors <= MOST:
-            raise OptionError(f"--neighbors is {self.neighbors}, expected 2 to {MOST} (the record itself is one)")
-
-    def prepare(self, store: Datastore, reporter: Reporter) -> Json:
-        """Make the index if it is missing."""
-        return ready_index(store, self.index, reporter.quiet)
-
-    def ram(self, store: Datastore) -> float:
-        """Return what the index and a block of searches take."""
-        return index_ram(store, self.index)
-
-
-def select(work: Work, options: MergeOptions) -> Selection:
+def select(work: Work, options: PruneOptions) -> Selection:
     """Merge records, by as many neighbours as were asked for or as few as it takes."""
     store = work.store
-    neighbors = saved_neighbors(store, options.index, options.neighbors or MOST, work.reporter)
-    values, least = store.values[:], 1
-    order = np.random.default_rng(options.seed).permutation(len(store)).astype(np.int32)
-    k = min(options.neighbors or MOST, neighbors.shape[1])
+    neighbors = saved_neighbors(store, options.index or DEFAULT, options.neighbors or MOST_NEIGHBORS, work.reporter)
+    values = store.values[:]
+    order = np.random.default_rng(options.seed or 0).permutation(len(store)).astype(np.int32)
+    k = min(options.neighbors or MOST_NEIGHBORS, neighbors.shape[1])
+    least = 1
     if options.keep is not None:
         least = target(options.keep, len(store))
-        k = work.job.state("merge").get("neighbors") or _fewest_neighbors(neighbors, values, order, least)
-        work.job.note("merge", {"neighbors": k})
-    absorbers, _ = merge(neighbors, k, values, order, least)
-    kept = np.flatnonzero(absorbers == np.arange(len(store)))
-    number = np.full(len(store), -1, np.int32)
-    number[kept] = np.arange(len(kept), dtype=np.int32)
-    return Selection(kept, number[absorbers], {"neighbors": k})
+        k = work.job.once("merge", int, lambda: _fewest_neighbors(neighbors, values, order, least))
+    leaders, _ = merge(neighbors, k, values, order, least)
+    return Selection.of_leaders(leaders, {"neighbors": k})
 
 
 def merge(
@@ -73,7 +43,8 @@ def merge(
 
     A record that was not absorbed stands for itself. Merging stops when only `least` records are left.
     """
-    absorbers, free = np.arange(len(values), dtype=np.int32), values.astype(np.int32)
+    absorbers = np.arange(len(values), dtype=np.int32)
+    free = values.astype(np.int32)
     return absorbers, _merge_kernel(np.asarray(neighbors), k, order, least, free, absorbers)[0]
 
 
@@ -83,7 +54,8 @@ def _fewest_neighbors(
     """Return the smallest number of neighbours with which merging gets down to `least` records."""
     left = len(values)
     for k in range(1, neighbors.shape[1] + 1):
-        left = min(left, merge(neighbors, k, values, order, least)[1]) if k > 1 else left
+        if k > 1:
+            left = min(left, merge(neighbors, k, values, order, least)[1])
         if left <= least:
             return k
     raise OptionError(
@@ -99,7 +71,8 @@ def _merge_kernel(neighbors, k, order, least, free, absorbers):  # type: ignore[
 
     Rows are read some records ahead (`touched` makes sure that they are), so that memory is not waited for.
     """
-    left, touched = len(free), 0
+    left = len(free)
+    touched = 0
     for p in range(len(order)):
         if p + _AHEAD < len(order) and free[order[p + _AHEAD]] >= 0:
             ahead = order[p + _AHEAD]

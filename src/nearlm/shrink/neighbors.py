@@ -1,139 +1,147 @@
 """The neighbours of every record of a store among its own records, from one of its indexes.
 
-Merging keeps them beside the index (`neighbors.npy`, `neighbors.json`), since the search takes far longer than all
-else and serves every smaller number of neighbours.
+What such a search gives is kept beside the index, since it takes far longer than all else: merging keeps the neighbours
+themselves, which serve every smaller number of them, ranking its scores, which serve every share to keep.
 """
 
 import time
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from nearlm.base import (
     ArrayFile,
+    FileInfo,
     Job,
     Json,
     OptionError,
     Pieces,
     Reporter,
-    StoreError,
+    check_files,
     duration,
     files,
+    read_if_there,
     size,
+    to_json,
+    write_record,
 )
-from nearlm.search import PAPER_K, SearchIndex, build_index, index_folder, memory_needed, open_index
-from nearlm.store import Datastore, describe
+from nearlm.search import PAPER_K, build_index, open_index, read_index_info
+from nearlm.store import Datastore
 
-MOST = 101  # a record and the paper's 100 neighbours
 SEARCH_BLOCK = 1 << 13
-_ARRAY, _ABOUT, _JOB = "neighbors.npy", "neighbors.json", "neighbors"
 
 
-def ready_index(store: Datastore, name: str, quiet: bool) -> Json:
+@dataclass(frozen=True)
+class KeptArray:
+    """What is known of an array beside an index: what it depends on, its file, and the neighbours of a record."""
+
+    of: Json
+    file: FileInfo
+    k: int = 0
+
+
+def ready_index(store: Datastore, name: str, reporter: Reporter) -> Json:
     """Make the index, or bring it up to date, if need be; return what tells it from another."""
-    described = build_index(store, name=name, quiet=quiet or name in store.indexes)
-    return {"index": described["files"], "nprobe": described["spec"]["nprobe"]}
+    info = build_index(store, name=name, reporter=Reporter(quiet=reporter.quiet or name in store.indexes))
+    return {"index": to_json(info.files), "nprobe": info.spec.nprobe}
 
 
 def index_ram(store: Datastore, name: str) -> float:
     """Return how many bytes of RAM an index takes that is ready, and a block of searches in it."""
-    described = files.read_stamped(index_folder(store, name) / "index.json")
-    return memory_needed(described)[0] + 12 * SEARCH_BLOCK * PAPER_K
+    return read_index_info(store, name).held_bytes + 12 * SEARCH_BLOCK * PAPER_K
 
 
-def search_seconds(store: Datastore, described: Json) -> float:
-    """Estimate how long it takes to search for every record, from what was measured when the index was made."""
-    return len(store) / float(described["queries_per_second"])
+class SelfSearch:
+    """Searches in one of a store's indexes for the store's own records, block by block."""
 
+    def __init__(self, store: Datastore, name: str):
+        self.store = store
+        self.place = store.layout.index(name)
+        self.index, self.info = open_index(store, name)
+        self.starts = range(0, len(store), SEARCH_BLOCK)
 
-def search_block(store: Datastore, index: SearchIndex, start: int, k: int) -> npt.NDArray[np.int64]:
-    """Return the k nearest records of one block of records, [block, k], as the index gives them."""
-    block = store.keys[start : start + SEARCH_BLOCK]
-    return index.search(block.astype(np.float32), k)[1]
+    @property
+    def depends_on(self) -> Json:
+        """What the neighbours depend on."""
+        return {
+            "manifest": self.store.checksum,
+            "index": to_json(self.info.files),
+            "nprobe": self.index.nprobe,
+        }
+
+    @property
+    def seconds(self) -> float:
+        """About how long it takes to search for all records, from what was measured when the index was made."""
+        return len(self.store) / self.info.queries_per_second
+
+    def block(self, start: int, k: int) -> npt.NDArray[np.int64]:
+        """Return the k nearest records of one block of records, [block, k], as the index gives them."""
+        return self.index.search(self.store.keys[start : start + SEARCH_BLOCK].astype(np.float32), k)[1]
+
+    def length(self, start: int) -> int:
+        """Return how many records a block has."""
+        return min(SEARCH_BLOCK, len(self.store) - start)
 
 
 def saved_neighbors(store: Datastore, name: str, k: int, reporter: Reporter) -> npt.NDArray[np.int32]:
     """Return at least the k nearest records of every record, [records, k or more], from disk or from a search."""
     if len(store) > np.iinfo(np.int32).max:
         raise OptionError(f"{store.path} has {len(store):,} records, merging takes up to 2^31 - 1; reduce it first")
-    index, described = open_index(store, name)
-    k = min(k, index.records)
-    folder = index_folder(store, name)
-    of = made_from(store, index, described)
-    with files.lock(folder):
-        about = _about(store, name)
-        if about.get("of") != of or about["k"] < k:
-            about = _search(store, index, search_seconds(store, described), name, {"of": of, "k": k}, reporter)
-        return _file(store, name, about["k"]).open()
+    search = SelfSearch(store, name)
+    k = min(k, search.index.records)
+    with files.lock(search.place.folder):
+        known = read_if_there(KeptArray, search.place.neighbors_description)
+        if known and known.of == search.depends_on and known.k >= k and _file(search, known.k).sound:
+            k = known.k
+        else:
+            _search(search, k, reporter)
+        return _file(search, k).open()
 
 
-def made_from(store: Datastore, index: SearchIndex, described: Json) -> Json:
-    """Say what the searches for all records depend on."""
-    return {"manifest": store.manifest["checksum"], "index": described["files"], "nprobe": index.nprobe}
-
-
-def verify_neighbors(store: Datastore, name: str) -> None:
-    """Read every byte of what was kept beside an index and refuse it if it is not as it was written."""
-    about = _about(store, name)
-    path = index_folder(store, name) / _ARRAY
-    if about and (not path.is_file() or describe(path) != about["file"]):
-        raise StoreError(f"{path} is damaged (its checksum differs); remove it and {_ABOUT} beside it")
-
-
-def _search(store: Datastore, index: SearchIndex, seconds: float, name: str, plan: Json, reporter: Reporter) -> Json:
-    """Search for every record, block by block, going on after a kill."""
-    folder, k = index_folder(store, name), plan["k"]
-    job, file = Job(folder, _JOB), _file(store, name, k)
-    if not (job.started and job.plan() == plan):
-        files.remove(folder / _ABOUT)
+def _search(search: SelfSearch, k: int, reporter: Reporter) -> None:
+    """Search for every record, block by block, resuming after a kill, and keep the neighbours."""
+    place = search.place
+    file = _file(search, k)
+    job = Job(place.folder, "neighbors")
+    plan = {"of": search.depends_on, "k": k}
+    if not job.resumes(plan):
+        files.remove(place.neighbors_description)
         job.begin(plan)
         files.remove(file.path)  # a merge that still reads it keeps what it has open
-    starts = range(0, len(store), SEARCH_BLOCK)
-    done = min(len(store), job.state("fill").get("batches", 0) * SEARCH_BLOCK)
+    records = len(search.store)
+    done = min(records, (job.batches("fill") or 0) * SEARCH_BLOCK)
     reporter.say(
-        f"searching for {k} neighbours of every record takes about {duration(seconds)} "
+        f"searching for {k} neighbours of every record takes about {duration(search.seconds)} "
         f"and {size(file.bytes)} of disk, kept beside the index"
     )
 
     def compute(number: int) -> Pieces:
-        found = np.full((min(SEARCH_BLOCK, len(store) - starts[number]), k), -1, np.int32)
-        ids = search_block(store, index, starts[number], k)
+        start = search.starts[number]
+        found = np.full((search.length(start), k), -1, np.int32)
+        ids = search.block(start, k)
         found[:, : ids.shape[1]] = ids
-        yield "ids", starts[number], found
+        yield "ids", start, found
 
     began = time.monotonic()
-    with reporter.bar("searching", len(store), "records", done) as advance:
-        job.fill(
-            "fill",
-            {"ids": file},
-            len(starts),
-            compute,
-            lambda n: advance(min(SEARCH_BLOCK, len(store) - starts[n])),
-        )
-    speed = (len(store) - done) / max(time.monotonic() - began, 1e-9)
-    reporter.say(f"searched {len(store) - done:,} records at {speed:,.0f} records/s")
-    about = {**plan, "file": describe(file.path)}
-    files.write_stamped(folder / _ABOUT, about)
+    with reporter.bar("searching", records, "records", done) as advance:
+        blocks = len(search.starts)
+        job.fill("fill", {"ids": file}, blocks, compute, lambda number: advance(search.length(search.starts[number])))
+    speed = (records - done) / max(time.monotonic() - began, 1e-9)
+    reporter.say(f"searched {records - done:,} records at {speed:,.0f} records/s")
+    write_record(place.neighbors_description, KeptArray(search.depends_on, FileInfo.of(file.path), k))
     job.close()
-    return about
 
 
-def streamed_neighbors(
-    store: Datastore, index: SearchIndex, k: int, first: int = 0
-) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """Yield the k nearest records of block after block, with each block's first record, and save nothing."""
-    for start in range(first, len(store), SEARCH_BLOCK):
-        yield start, search_block(store, index, start, k)
+def verify_neighbors(store: Datastore, name: str) -> None:
+    """Read every byte of the neighbours that were kept beside an index and refuse them if they are not as written."""
+    place = store.layout.index(name)
+    known = read_if_there(KeptArray, place.neighbors_description)
+    if known:
+        listed = {place.neighbors.name: known.file}
+        remedy = f"remove it and {place.neighbors_description.name} beside it"
+        check_files(place.folder, listed, remedy, every_byte=True)
 
 
-def _about(store: Datastore, name: str) -> Json:
-    folder = index_folder(store, name)
-    if not (folder / _ABOUT).exists():
-        return {}
-    about = files.read_stamped(folder / _ABOUT)
-    return about if _file(store, name, about["k"]).sound else {}
-
-
-def _file(store: Datastore, name: str, k: int) -> ArrayFile:
-    return ArrayFile(index_folder(store, name) / _ARRAY, np.dtype("int32"), (len(store), k))
+def _file(search: SelfSearch, k: int) -> ArrayFile:
+    return ArrayFile(search.place.neighbors, np.dtype("int32"), (len(search.store), k))

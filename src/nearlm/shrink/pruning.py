@@ -1,103 +1,75 @@
-"""`prune_store`: choose a method, let it select, and write what it selected as a new store."""
+"""`prune_store`: let a method select records, and write what it selected as a new store."""
 
-from collections.abc import Iterator
-from dataclasses import asdict, fields
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import ArrayFile, Json, OptionError, Reporter, files
-from nearlm.shrink import kmeans, random
-from nearlm.shrink import merging as merge
-from nearlm.shrink import ranking as rank
+from nearlm.base import QUIET, ArrayFile, FileInfo, Json, Reporter
+from nearlm.shrink import kmeans, merging, random, ranking
+from nearlm.shrink.neighbors import index_ram, ready_index
+from nearlm.shrink.options import TAKES, PruneOptions
 from nearlm.shrink.selection import Selection, Work
-from nearlm.store import ASSIGN, BLOCK, RECORD_FILES, Datastore, Derivation, Made, derive, describe, shard_files
+from nearlm.store import BLOCK, DEFAULT, SHARD_RECORDS, Datastore, Derivation, Made, Step, derive, is_record_file
 
-SHARD_RECORDS = 1 << 18
-
-
-class Method(NamedTuple):
-    """A way to prune: its options, and the function that selects records."""
-
-    options: Any
-    select: Any
-
-
-METHODS = {
-    "random": Method(random.RandomOptions, random.select),
-    "kmeans": Method(kmeans.KmeansOptions, kmeans.select),
-    "merge": Method(merge.MergeOptions, merge.select),
-    "rank": Method(rank.RankOptions, rank.select),
+SELECT: dict[str, Callable[[Work, PruneOptions], Selection]] = {
+    "random": random.select,
+    "kmeans": kmeans.select,
+    "merge": merging.select,
+    "rank": ranking.select,
 }
 
 
 def prune_store(
     store: str | Path | Datastore,
-    method: str,
+    options: PruneOptions,
     out: str | Path,
     *,
     restart: bool = False,
-    quiet: bool = False,
-    **options: Any,
+    reporter: Reporter = QUIET,
 ) -> Datastore:
-    """Make a store with fewer records; `options` are those of the method (`keep`, `neighbors`, `ratio` …)."""
-    chosen = _options(method, {name: value for name, value in options.items() if value is not None})
-    parent = store if isinstance(store, Datastore) else Datastore.open(store)
-    step = {"command": "prune", "options": {"method": method, **asdict(chosen)}}
-    reporter = Reporter(quiet)
+    """Make a store with fewer records, each with the weight of what it stands for."""
+    parent = Datastore.open(store)
+    searches = "index" in TAKES[options.method]
+    index = options.index or DEFAULT
 
     def prepare() -> Json:
-        made = getattr(chosen, "prepare", None)
-        return made(parent, reporter) if made else {}
+        return ready_index(parent, index, reporter) if searches else {}
 
     def work(derivation: Derivation) -> Made:
-        _announce(derivation, chosen)
-        selection = METHODS[method].select(Work(parent, derivation.job, reporter), chosen)
-        return _write(derivation, selection)
+        more = index_ram(parent, index) if searches else 0.0
+        _announce(derivation, options.keep, more + (kmeans.ram_needed(parent) if options.method == "kmeans" else 0.0))
+        return _write(derivation, SELECT[options.method](Work(parent, derivation.job, reporter), options))
 
+    step = Step("prune", options.to_json())
     return derive(parent, out, step, work, reporter, prepare=prepare, restart=restart)
 
 
-def _options(method: str, given: dict[str, Any]) -> Any:
-    if method not in METHODS:
-        raise OptionError(f"--method is {method!r}, expected one of {', '.join(METHODS)}")
-    made = METHODS[method].options
-    known = [field.name for field in fields(made)]
-    for name in given:
-        if name not in known:
-            takes = ", ".join(f"--{each.replace('_', '-')}" for each in known)
-            raise OptionError(f"--{name.replace('_', '-')} means nothing to --method {method}; it takes {takes}")
-    if "keep" not in given and method in ("random", "rank"):
-        raise OptionError(f"--method {method} needs --keep, the share of the records that stay, e.g. --keep 0.6")
-    return made(**given)
-
-
-def _announce(work: Derivation, options: Any) -> None:
-    parent, keep = work.parent, getattr(options, "keep", None)
+def _announce(work: Derivation, keep: float | None, ram: float) -> None:
+    parent = work.parent
     width = parent.dim * parent.keys.dtype.itemsize + 16
-    disk = (keep or 1.0) * len(parent) * width + 4 * parent.manifest["tokens"]
-    ram = 32 * len(parent) + 8 * BLOCK * width + 2e8
-    work.announce(disk, ram + options.ram(parent), at_most=keep is None)
+    disk = (keep or 1.0) * len(parent) * width + 4 * parent.manifest.tokens
+    work.announce(disk, 32 * len(parent) + 8 * BLOCK * width + 2e8 + ram, at_most=keep is None)
 
 
 def _write(work: Derivation, selection: Selection) -> Made:
     """Write the records that stay, their weights, and which record stands for each position of the corpus."""
-    parent, kept = work.parent, len(selection.kept)
+    parent = work.parent
+    kept = len(selection.kept)
     weights = selection.weights(parent)
     weighted = bool((weights != 1).any())
     share = kept / len(parent)
     work.reporter.say(f"{kept:,} of {len(parent):,} records stay ({share:.2%})")
-    names = [name for name in parent.manifest["files"] if name != ASSIGN and not name.startswith(RECORD_FILES)]
-    listed = work.take_over(names)
-    assign = ArrayFile(work.folder / ASSIGN, np.dtype("int32"), (parent.manifest["tokens"],))
-    files.write_bytes(assign.path, assign.header + _assigned(parent, selection).tobytes())
-    listed[ASSIGN] = describe(assign.path)
+    assign = ArrayFile(work.layout.assign, np.dtype("int32"), (parent.manifest.tokens,))
+    listed = work.take_over(lambda name: name != assign.path.name and not is_record_file(name))
+    assign.write(_assigned(parent, selection))
+    listed[assign.path.name] = FileInfo.of(assign.path)
     shards = [min(SHARD_RECORDS, kept - first) for first in range(0, kept, SHARD_RECORDS)]
     with work.reporter.bar("writing", kept, "records") as advance:
         for number, records in enumerate(shards):
-            columns = shard_files(work.folder, number, records, parent.dim, str(parent.keys.dtype), weighted)
+            columns = work.layout.shard(number, records, parent.dim, str(parent.keys.dtype), weighted)
 
             def compute(rows: slice, first: int = number * SHARD_RECORDS) -> Iterator[tuple[str, npt.NDArray[Any]]]:
                 rows = slice(first + rows.start, first + rows.stop)
@@ -108,7 +80,7 @@ def _write(work: Derivation, selection: Selection) -> Made:
                 if weighted:
                     yield "weights", weights[rows]
 
-            listed |= work.fill(f"shard-{number:05d}", columns, compute, advance)
+            listed |= work.fill(number, columns, compute, advance)
     return Made(shards, listed, {"weighted": weighted}, {"kept": round(share, 6), **selection.result})
 
 
@@ -126,9 +98,6 @@ def _assigned(parent: Datastore, selection: Selection) -> npt.NDArray[np.int32]:
     before = parent.assign
     if before is not None:
         return np.where(before >= 0, selection.stands[before], np.int32(-1))
-    assign = np.full(parent.manifest["tokens"], -1, np.int32)
-    first = 0
-    for origin in parent.origin.shards:
-        assign[origin] = selection.stands[first : first + len(origin)]
-        first += len(origin)
+    assign = np.full(parent.manifest.tokens, -1, np.int32)
+    assign[parent.origin[:]] = selection.stands
     return assign

@@ -9,31 +9,42 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import ArrayFile, OptionError, Reporter, StoreError, files
+from nearlm.base import QUIET, FileInfo, OptionError, Reporter, StoreError, files
 from nearlm.search import linear_transform, matrix
-from nearlm.store import BLOCK, TRANSFORM, Datastore, Derivation, Made, derive, describe
+from nearlm.store import BLOCK, Datastore, Derivation, Made, Step, derive, is_key_file
 
-SAMPLE = 1 << 20
 _SEED = 0
+
+
+@dataclass(frozen=True)
+class ReduceOptions:
+    """How many dimensions stay, and how the axes are found."""
+
+    dim: int
+    """How many dimensions a key keeps."""
+    sample: int = 1 << 20
+    """Records to train the PCA on."""
+
+    def __post_init__(self) -> None:
+        if self.sample < 2:
+            raise OptionError(f"--sample is {self.sample}, expected at least 2 records to train on")
 
 
 def reduce_store(
     store: str | Path | Datastore,
-    dim: int,
+    options: ReduceOptions,
     out: str | Path,
     *,
-    sample: int = SAMPLE,
     restart: bool = False,
-    quiet: bool = False,
+    reporter: Reporter = QUIET,
 ) -> Datastore:
-    """Make a store whose keys have `dim` dimensions, by PCA trained on at most `sample` records, rotated at random."""
-    parent = store if isinstance(store, Datastore) else Datastore.open(store)
-    if not 1 <= dim <= parent.dim:
-        raise OptionError(f"--dim is {dim}, expected 1 to {parent.dim}, the width of a key in {parent.path}")
-    if sample < 2:
-        raise OptionError(f"--sample is {sample}, expected at least 2 records to train on")
-    step = {"command": "reduce", "options": {"dim": dim, "sample": min(sample, len(parent))}}
-    return derive(parent, out, step, lambda work: _reduce(work, dim, sample), Reporter(quiet), restart=restart)
+    """Make a store whose keys have fewer dimensions, by PCA, rotated at random; queries go through the same."""
+    parent = Datastore.open(store)
+    if not 1 <= options.dim <= parent.dim:
+        raise OptionError(f"--dim is {options.dim}, expected 1 to {parent.dim}, the width of a key in {parent.path}")
+    sample = min(options.sample, len(parent))
+    step = Step("reduce", {"dim": options.dim, "sample": sample})
+    return derive(parent, out, step, lambda work: _reduce(work, options.dim, sample), reporter, restart=restart)
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,8 @@ def moments(blocks: Iterator[npt.NDArray[np.float32]]) -> Moments:
 def train_pca(found: Moments, dim: int) -> tuple[Any, float]:
     """Return FAISS's PCA with a random rotation for these moments, and the share of the variance that it keeps."""
     variances, vectors = np.linalg.eigh(found.covariance)
-    variances, vectors = np.maximum(variances[::-1], 0), vectors.T[::-1]
+    variances = np.maximum(variances[::-1], 0)
+    vectors = vectors.T[::-1]
     pca = faiss.PCAMatrix(len(vectors), dim, 0, True)
     for array, vector in ((found.mean, pca.mean), (variances, pca.eigenvalues), (vectors, pca.PCAMat)):
         faiss.copy_array_to_vector(np.ascontiguousarray(array, np.float32).ravel(), vector)
@@ -78,7 +90,8 @@ def combined(first: Any, then: Any) -> Any:
     A, b = matrix(then)
     if first is not None:
         A1, b1 = matrix(first)
-        A, b = A @ A1, A @ b1 + b
+        b = A @ b1 + b
+        A = A @ A1
     return linear_transform(A, b)
 
 
@@ -88,33 +101,34 @@ def _reduce(work: Derivation, dim: int, sample: int) -> Made:
     ram = 3 * BLOCK * 4 * (parent.dim + dim) + 5 * 8 * parent.dim**2
     work.announce(len(parent) * dim * width, ram + 2e8)
     pca, kept = _trained(work, dim, sample)
-    names = [name for name in parent.manifest["files"] if name != TRANSFORM and not name.startswith("keys-")]
-    listed = work.take_over(names)
-    files.write_bytes(work.folder / TRANSFORM, _serialised(combined(parent.transform, pca)))
-    listed[TRANSFORM] = describe(work.folder / TRANSFORM)
+    transform = work.layout.transform
+    listed = work.take_over(lambda name: name != transform.name and not is_key_file(name))
+    files.write_bytes(transform, _serialised(combined(parent.transform, pca)))
+    listed[transform.name] = FileInfo.of(transform)
     shards = [len(shard) for shard in parent.keys.shards]
     with work.reporter.bar("reducing", len(parent), "records") as advance:
-        for number, (keys, records) in enumerate(zip(parent.keys.shards, shards, strict=True)):
-            column = ArrayFile(work.folder / f"keys-{number:05d}.npy", parent.keys.dtype, (records, dim))
+        for number, keys in enumerate(parent.keys.shards):
+            column = work.layout.shard(number, len(keys), dim, str(parent.keys.dtype))["keys"]
 
             def compute(rows: slice, keys: npt.NDArray[Any] = keys) -> Iterator[tuple[str, npt.NDArray[Any]]]:
                 yield "keys", _fitting(pca.apply(np.ascontiguousarray(keys[rows], np.float32)), keys.dtype)
 
-            listed |= work.fill(f"shard-{number:05d}", {"keys": column}, compute, advance)
-    result = {"variance_kept": kept}
-    return Made(shards, listed, {"dim": dim, "query_dim": parent.query_dim}, result)
+            listed |= work.fill(number, {"keys": column}, compute, advance)
+    return Made(shards, listed, {"dim": dim, "query_dim": parent.query_dim}, {"variance_kept": kept})
 
 
 def _trained(work: Derivation, dim: int, sample: int) -> tuple[Any, float]:
     """Train the PCA, or read what an earlier run has trained."""
-    path, state = work.job.folder / "pca.faiss", work.job.state("pca")
-    if not state:
+    path = work.job.folder / "pca.faiss"
+
+    def train() -> float:
         pca, kept = train_pca(moments(_sampled(work, sample)), dim)
         files.write_bytes(path, _serialised(pca))
-        state = {"variance_kept": round(kept, 6)}
-        work.job.note("pca", state)
-    work.reporter.say(f"{dim} of {work.parent.dim} dimensions keep {state['variance_kept']:.2%} of the variance")
-    return faiss.read_VectorTransform(str(path)), state["variance_kept"]
+        return round(kept, 6)
+
+    kept = work.job.once("pca", float, train)
+    work.reporter.say(f"{dim} of {work.parent.dim} dimensions keep {kept:.2%} of the variance")
+    return faiss.read_VectorTransform(str(path)), kept
 
 
 def _sampled(work: Derivation, sample: int) -> Iterator[npt.NDArray[np.float32]]:

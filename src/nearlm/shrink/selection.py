@@ -1,13 +1,14 @@
 """What a pruning method decides: which records stay, and which of them stands for each of the parent's."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import ArrayFile, Job, Json, OptionError, Reporter
+from nearlm.base import ArrayFile, Job, Json, Reporter
 from nearlm.store import Datastore
 
 Ids = npt.NDArray[np.integer[Any]]
@@ -45,9 +46,14 @@ class Selection:
     @classmethod
     def of_survivors(cls, kept: Ids, records: int, result: Json) -> "Selection":
         """Keep some records and drop all others."""
-        stands = np.full(records, DROPPED, np.int32)
-        stands[kept] = np.arange(len(kept), dtype=np.int32)
-        return cls(kept, stands, result)
+        return cls(kept, renumbered(kept, records), result)
+
+    @classmethod
+    def of_leaders(cls, leaders: Ids, result: Json, centroids: Callable[[Ids], Centroids] | None = None) -> "Selection":
+        """Keep the records that lead themselves; each of the others is stood for by its leader."""
+        kept = np.flatnonzero(leaders == np.arange(len(leaders)))
+        stands = renumbered(kept, len(leaders))[leaders]
+        return cls(kept, stands, result, centroids(kept) if centroids else None)
 
     def weights(self, store: Datastore) -> npt.NDArray[np.int32]:
         """Add up the parent's weights over what each record stands for."""
@@ -56,10 +62,11 @@ class Selection:
         return np.rint(added).astype(np.int32)
 
 
-def check_keep(keep: float | None) -> None:
-    """Refuse a share of records that is none."""
-    if keep is not None and not 0 < keep <= 1:
-        raise OptionError(f"--keep is {keep}, expected a share of the records: more than 0, at most 1")
+def renumbered(kept: Ids, records: int) -> npt.NDArray[np.int32]:
+    """Return the new id of every record, -1 for those that are dropped."""
+    numbers = np.full(records, DROPPED, np.int32)
+    numbers[kept] = np.arange(len(kept), dtype=np.int32)
+    return numbers
 
 
 def target(keep: float, records: int) -> int:

@@ -1,7 +1,21 @@
-"""The datastore on disk: its layout and manifest, building, appending, deriving, opening, verifying."""
+"""The datastore on disk: its layout and manifest, building, appending, deriving, opening, verifying.
 
-from nearlm.store.datastore import ASSIGN, DERIVE_JOB, MANIFEST, TRANSFORM, Context, Datastore, describe, shard_files
-from nearlm.store.derivation import BLOCK, RECORD_FILES, Derivation, Made, derive, read_keys, result_of
+`store.builder` is imported by its name, since it needs torch and the rest does not.
+"""
+
+from nearlm.store.datastore import Context, Datastore
+from nearlm.store.derivation import BLOCK, Derivation, Made, derive, read_keys, result_of
+from nearlm.store.layout import AdaptorFiles, IndexData, IndexFiles, Layout, NGramFiles, is_key_file, is_record_file
 from nearlm.store.lineage import open_parent, parent_records
-from nearlm.store.plan import BuildOptions, difference
+from nearlm.store.manifest import Manifest, Step
+from nearlm.store.plan import SHARD_RECORDS, BuildOptions, difference
+from nearlm.store.settings import (
+    DEFAULT,
+    NO_ADAPTOR,
+    SearchSettings,
+    Tuned,
+    read_tuned,
+    write_defaults,
+    write_tuned,
+)
 from nearlm.store.writing import refuse_foreign

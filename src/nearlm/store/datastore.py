@@ -1,28 +1,27 @@
-"""The datastore on disk: what its folder holds, opening it memory-mapped, verifying it, tracing a record."""
+"""The datastore: opening it memory-mapped, verifying it, and tracing a record to its text."""
 
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import ArrayFile, Job, Json, ModelError, ShardedArray, StoreError, files, store_folder
-from nearlm.text import Segment
+from nearlm.base import ArrayFile, Json, ModelError, ShardedArray, StoreError, check_files, files, store_folder
+from nearlm.store.layout import Layout
+from nearlm.store.manifest import Manifest, read_manifest
+from nearlm.store.settings import SearchSettings, read_defaults
+from nearlm.text import Framing, Reading
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-BUILD_JOB, DERIVE_JOB = "build", "derive"
-TRANSFORM = "transform.faiss"
-ASSIGN = "assign.npy"
-PROBE = "probe.npy"
-TOKENIZER = "tokenizer"
-DEFAULTS = "defaults.json"
-KEY_DTYPES = ("float16", "float32")
-_SAME, _SIMILAR = 0.9999, 0.98
+if TYPE_CHECKING:
+    from nearlm.model import ModelSpec
+
+_SAME = 0.9999
+_SIMILAR = 0.98
 _SHOWN = 100  # positions of a merged record
+_REMEDY = "restore it, or build the store again"
 
 
 @dataclass(frozen=True)
@@ -46,81 +45,35 @@ class Context:
     target: str
 
 
-def shard_files(
-    folder: Path, number: int, records: int, dim: int, key_dtype: str, weighted: bool = False
-) -> dict[str, ArrayFile]:
-    """Say what the files of one shard are."""
-
-    def file(name: str, dtype: str, *shape: int) -> ArrayFile:
-        return ArrayFile(folder / f"{name}-{number:05d}.npy", np.dtype(dtype), (records, *shape))
-
-    return {
-        "keys": file("keys", key_dtype, dim),
-        "values": file("values", "int32"),
-        "origin": file("origin", "int64"),
-        **({"weights": file("weights", "int32")} if weighted else {}),
-    }
-
-
-def describe(path: Path) -> Json:
-    """Return what a manifest says of a file."""
-    return {"bytes": path.stat().st_size, "sha256": files.checksum(path)}
-
-
-def write_manifest(folder: Path, manifest: Json) -> None:
-    """Finish a store: with this, and only with this, the folder is one."""
-    files.write_stamped(folder / MANIFEST, manifest)
-
-
-def read_manifest(folder: Path) -> Json:
-    """Read and check a store's manifest."""
-    if not folder.exists():
-        raise StoreError(f"{folder} does not exist; make a store with: nearlm build --model … --text … --out {folder}")
-    if not folder.is_dir():
-        raise StoreError(f"{folder} is a file, expected the folder of a store")
-    if not (folder / MANIFEST).exists():
-        if Job(folder, BUILD_JOB).started:
-            raise StoreError(f"{folder} is an unfinished build; finish it by repeating its `nearlm build` command")
-        if Job(folder, DERIVE_JOB).started:
-            command = f"nearlm {Job(folder, DERIVE_JOB).plan()['command']}"
-            raise StoreError(f"{folder} is unfinished; finish it by repeating its `{command}` command")
-        raise StoreError(f"{folder} has no {MANIFEST}, so it is no store; expected a folder made by `nearlm build`")
-    version = files.read_json(folder / MANIFEST).get("format")
-    if isinstance(version, int) and version > FORMAT:
-        raise StoreError(f"{folder} has format {version}, this nearlm reads up to {FORMAT}; upgrade nearlm")
-    return files.read_stamped(folder / MANIFEST)
-
-
 class Datastore:
     """A store, open for reading: `keys`, `values`, `origin` and `weights` of its records, and their tokens."""
 
-    def __init__(self, path: Path, manifest: Json):
-        self.path, self.manifest = path, manifest
+    def __init__(self, path: Path, manifest: Manifest):
+        self.path = path
+        self.manifest = manifest
+        self.layout = Layout(path)
         shards = [
-            shard_files(path, number, shard["records"], manifest["dim"], manifest["key_dtype"], self.weighted)
-            for number, shard in enumerate(manifest["shards"])
+            self.layout.shard(number, shard.records, manifest.dim, manifest.key_dtype, manifest.weighted)
+            for number, shard in enumerate(manifest.shards)
         ]
-        segments = [self._segment_files(number, segment) for number, segment in enumerate(manifest["segments"])]
-        assign = ArrayFile(path / ASSIGN, np.dtype("int32"), (manifest["tokens"],))
-        pruned = ASSIGN in manifest["files"]
-        self._check([*shards, {"assign": assign}] if pruned else shards, segments)
-        self.keys = ShardedArray([shard["keys"].open() for shard in shards])
-        self.values = ShardedArray([shard["values"].open() for shard in shards])
-        self.origin = ShardedArray([shard["origin"].open() for shard in shards])
-        one = np.ones((), np.int32)
-        ones = [np.broadcast_to(one, len(values)) for values in self.values.shards]
-        self.weights = ShardedArray([shard["weights"].open() for shard in shards] if self.weighted else ones)
-        self.assign = assign.open() if pruned else None
-        self.tokens = ShardedArray([tokens.open() for tokens, _ in segments])
-        self._docs = [docs.open() for _, docs in segments]
+        self._check(file for shard in shards for file in shard.values())
+        self.keys = _opened(shard["keys"] for shard in shards)
+        self.values = _opened(shard["values"] for shard in shards)
+        self.origin = _opened(shard["origin"] for shard in shards)
+        self.weights = _opened(shard["weights"] for shard in shards) if manifest.weighted else _ones(self.values)
+        self.assign = self._assign_file.open() if self.pruned else None
+        self.tokens = _opened(self._segment_files(number)[0] for number in range(len(manifest.segments)))
+        self._docs = [self._segment_files(number)[1].open() for number in range(len(manifest.segments))]
         self._sources = functools.lru_cache(maxsize=8)(self._read_sources)
 
     @classmethod
-    def open(cls, path: str | Path) -> "Datastore":
-        """Open a store by its folder or `cache:NAME`.
+    def open(cls, path: "str | Path | Datastore") -> "Datastore":
+        """Open a store by its folder or `cache:NAME`; one that is open is returned as it is.
 
         Its manifest and its files' sizes and headers are checked, its data is not read.
         """
+        if isinstance(path, Datastore):
+            return path
         folder = store_folder(path)
         return cls(folder, read_manifest(folder))
 
@@ -128,23 +81,64 @@ class Datastore:
         return len(self.keys)
 
     @property
+    def checksum(self) -> str:
+        """The checksum of the manifest: it tells this state of the store from every other."""
+        return self.manifest.checksum
+
+    @property
     def dim(self) -> int:
         """The width of a stored key."""
-        return int(self.manifest["dim"])
+        return self.manifest.dim
 
     @property
     def query_dim(self) -> int:
         """The width of a key as the LM gives it: that of a query before `project`."""
-        return int(self.manifest.get("query_dim", self.dim))
+        return self.manifest.query_dim or self.dim
+
+    @property
+    def weighted(self) -> bool:
+        """Whether records stand for more than themselves, so that their weights matter."""
+        return self.manifest.weighted
+
+    @property
+    def pruned(self) -> bool:
+        """Whether some positions of the corpus have no record of their own."""
+        return self.layout.assign.name in self.manifest.files
+
+    @property
+    def bytes(self) -> int:
+        """The size of all files that the manifest lists."""
+        return self.manifest.bytes
+
+    @property
+    def indexes(self) -> list[str]:
+        """The names of the store's finished indexes."""
+        return self.layout.indexes
+
+    @property
+    def adaptors(self) -> list[str]:
+        """The names of the store's finished adaptors."""
+        return self.layout.adaptors
+
+    @property
+    def defaults(self) -> SearchSettings:
+        """Which index, adaptor and share of skipped searches are used when none is named."""
+        return read_defaults(self.layout)
+
+    def reading(self, stride: int | None = None) -> Reading:
+        """Return how a text is cut up: framed and windowed as the store's own was, with a stride of its own."""
+        manifest = self.manifest
+        framing = Framing(tuple(manifest.bos), tuple(manifest.separator))
+        return Reading(framing, manifest.window, stride or manifest.window, manifest.pack)
 
     @functools.cached_property
     def transform(self) -> Any:
         """The FAISS transform from the LM's keys to the stored ones; None if they are stored as they came."""
-        if TRANSFORM not in self.manifest["files"]:
+        if self.layout.transform.name not in self.manifest.files:
             return None
         import faiss
 
-        return faiss.read_VectorTransform(str(self.path / TRANSFORM))
+        return faiss.read_VectorTransform(str(self.layout.transform))
 
     def project(self, queries: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
         """Take queries as the LM gives them, [n, query_dim], to the space of the stored keys, [n, dim]."""
@@ -162,51 +156,27 @@ class Datastore:
         starts = [docs[:, 0] + base for docs, base in zip(self._docs, bases[:-1], strict=True)]
         return np.concatenate([*starts, bases[-1:]])
 
-    @property
-    def indexes(self) -> list[str]:
-        """The names of the store's finished indexes."""
-        return sorted(path.parent.name for path in self.path.glob("index/*/index.json"))
-
-    @property
-    def adaptors(self) -> list[str]:
-        """The names of the store's finished adaptors."""
-        return sorted(path.parent.name for path in self.path.glob("adaptor/*/adaptor.json"))
-
-    @property
-    def defaults(self) -> Json:
-        """Which index, adaptor and share of skipped searches are used when none is named."""
-        named = files.read_stamped(self.path / DEFAULTS) if (self.path / DEFAULTS).exists() else {}
-        return {"index": "default", "adaptor": None, "skip": None} | named
-
-    def set_defaults(self, index: str, adaptor: str | None = None, skip: float | None = None) -> None:
-        """Choose what is used when none is named."""
-        files.write_stamped(self.path / DEFAULTS, {"index": index, "adaptor": adaptor, "skip": skip})
-
-    @property
-    def weighted(self) -> bool:
-        """Whether records stand for more than themselves, so that their weights matter."""
-        return bool(self.manifest.get("weighted", False))
-
-    @property
-    def bytes(self) -> int:
-        """The size of all files that the manifest lists."""
-        return sum(file["bytes"] for file in self.manifest["files"].values())
-
     @functools.cached_property
     def tokenizer(self) -> Any:
         """The tokenizer that the store was built with, kept in its folder."""
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self.path / TOKENIZER)
+        return AutoTokenizer.from_pretrained(self.layout.tokenizer)
 
-    def model_options(self) -> Json:
-        """Say how to load the model that made this store: the fields of a `ModelSpec`."""
-        model = self.manifest["model"]
-        options = {name: model[name] for name in ("revision", "quantization")}  # remote code is the user's own choice
-        for name in ("name", "adapter"):
-            path = model[f"{name}_path"]
-            options[name] = model[name] if path is None else str((self.path / path).resolve())
-        return options
+    def model_spec(self) -> "ModelSpec":
+        """Say how to load the model that made this store; remote code is the user's own choice."""
+        from nearlm.model import ModelSpec
+
+        model = self.manifest.model
+        return ModelSpec(
+            self._located(model.name, model.name_path),
+            revision=model.revision,
+            adapter=model.adapter and self._located(model.adapter, model.adapter_path),
+            quantization=model.quantization,
+        )
+
+    def _located(self, name: str, path: str | None) -> str:
+        return name if path is None else str((self.path / path).resolve())
 
     def iter_shards(self) -> Iterator[Shard]:
         """Yield the records shard by shard, in order."""
@@ -240,7 +210,7 @@ class Datastore:
 
     def record_at(self, position: int) -> int:
         """Return the record that stands for a position of the token stream, -1 if none does."""
-        if not 0 <= position < self.manifest["tokens"]:
+        if not 0 <= position < self.manifest.tokens:
             return -1
         if self.assign is not None:
             return int(self.assign[position])
@@ -275,89 +245,76 @@ class Datastore:
         names = ("records", "dim", "key_dtype", "tokens", "documents", "window", "stride", "pack", "key_tap")
         return {
             "store": self.path.name,
-            **{name: manifest[name] for name in names},
-            "model": manifest["model"]["name"],
-            "model_dtype": manifest["model"]["dtype"],
-            "texts": [text for segment in manifest["segments"] for text in segment["texts"]],
+            **{name: getattr(manifest, name) for name in names},
+            "model": manifest.model.name,
+            "model_dtype": manifest.model.dtype,
+            "texts": [text for segment in manifest.segments for text in segment.texts],
             "indexes": self.indexes,
             "adaptors": self.adaptors,
-            "defaults": {name: self.defaults[name] for name in ("index", "adaptor", "skip")},
-            "shards": len(manifest["shards"]),
+            "defaults": {name: getattr(self.defaults, name) for name in ("index", "adaptor", "skip")},
+            "shards": len(manifest.shards),
             "bytes": self.bytes,
             "bytes_per_record": round(self.bytes / len(self)),
-            "unfinished_append": Job(self.path, BUILD_JOB).started,
+            "unfinished_append": self.layout.build_job.started,
             "weighted": self.weighted,
-            "parent": manifest["parent"] and manifest["parent"]["name"],
-            "made_by": "; ".join(map(worded, manifest["transforms"])) or None,
-            "checksum": manifest["checksum"],
+            "parent": manifest.parent and manifest.parent.name,
+            "made_by": "; ".join(map(str, manifest.transforms)) or None,
+            "checksum": manifest.checksum,
         }
 
     def check_model(self, fingerprint: str, probe: npt.NDArray[np.float32], tokenizer: str, name: str) -> str | None:
         """Refuse a model or tokenizer that did not make this store; return a warning if it differs slightly."""
-        ours = self.manifest["model"]
-        if fingerprint != ours["fingerprint"]:
-            raise ModelError(f"{self.path} was built with {ours['name']}, {name} is another architecture or size")
-        if tokenizer != self.manifest["tokenizer"]["fingerprint"]:
-            raise ModelError(f"{self.path} was built with the tokenizer of {ours['name']}, that of {name} differs")
-        stored = self._probe_file.open()
-        cosine = float(np.median(_cosines(stored, probe)))
+        ours = self.manifest.model
+        if fingerprint != ours.fingerprint:
+            raise ModelError(f"{self.path} was built with {ours.name}, {name} is another architecture or size")
+        if tokenizer != self.manifest.tokenizer.fingerprint:
+            raise ModelError(f"{self.path} was built with the tokenizer of {ours.name}, that of {name} differs")
+        cosine = float(np.median(_cosines(self._probe_file.open(), probe)))
         if not cosine >= _SIMILAR:
             raise ModelError(
-                f"{self.path} was built with {ours['name']}, {name} has other weights "
+                f"{self.path} was built with {ours.name}, {name} has other weights "
                 f"(median cosine of probe keys {cosine:.3f}, expected at least {_SIMILAR})"
             )
         if cosine < _SAME:
-            return (
-                f"{name} gives slightly other keys than {ours['name']} did (median cosine {cosine:.5f}); another dtype?"
-            )
+            return f"{name} gives slightly other keys than {ours.name} did (median cosine {cosine:.5f}); another dtype?"
         return None
 
     def verify(self, advance: Callable[[int], None] = lambda count: None) -> None:
         """Read every byte and refuse the first file that is not as it was written."""
         read_manifest(self.path)
-        assert self.defaults
-        for name, stated in self.manifest["files"].items():
-            path = self.path / name
-            if not path.is_file():
-                raise StoreError(f"{path} is missing; restore it, or build the store again")
-            if describe(path) != stated:
-                raise StoreError(f"{path} is damaged (its checksum differs); restore it, or build the store again")
-            advance(stated["bytes"])
+        read_defaults(self.layout)
+        check_files(self.path, self.manifest.files, _REMEDY, every_byte=True, advance=advance)
 
-    def _check(self, shards: list[dict[str, ArrayFile]], segments: list[tuple[ArrayFile, ArrayFile]]) -> None:
-        for shard in shards:
-            for file in shard.values():
-                file.check()
-        for file in (*(file for pair in segments for file in pair), self._probe_file):
+    def _check(self, shards: Iterator[ArrayFile]) -> None:
+        """Check the sizes of all files and the headers of all arrays."""
+        segments = (file for number in range(len(self.manifest.segments)) for file in self._segment_files(number))
+        for file in (*shards, *segments, *([self._assign_file] if self.pruned else []), self._probe_file):
             file.check()
-        for name, stated in self.manifest["files"].items():
-            path = self.path / name
-            if not path.is_file() or path.stat().st_size != stated["bytes"]:
-                raise StoreError(f"{path} is missing or cut, expected {stated['bytes']:,} bytes; restore it")
+        check_files(self.path, self.manifest.files, _REMEDY)
 
-    def _segment_files(self, number: int, segment: Json) -> tuple[ArrayFile, ArrayFile]:
-        paths = Segment(self.path, number)
-        return (
-            ArrayFile(paths.tokens, np.dtype("int32"), (segment["tokens"],)),
-            ArrayFile(paths.docs, np.dtype("int64"), (segment["documents"], 3)),
-        )
+    def _segment_files(self, number: int) -> tuple[ArrayFile, ArrayFile]:
+        segment = self.manifest.segments[number]
+        return self.layout.segment(number).arrays(segment.tokens, segment.documents)
+
+    @property
+    def _assign_file(self) -> ArrayFile:
+        return ArrayFile(self.layout.assign, np.dtype("int32"), (self.manifest.tokens,))
 
     @property
     def _probe_file(self) -> ArrayFile:
-        shape = (self.manifest["model"]["probe_tokens"], self.query_dim)
-        return ArrayFile(self.path / PROBE, np.dtype("float32"), shape)
+        return ArrayFile(self.layout.probe, np.dtype("float32"), (self.manifest.model.probe_tokens, self.query_dim))
 
     def _read_sources(self, segment: int) -> list[str]:
-        return files.read_json(Segment(self.path, segment).sources)["sources"]  # type: ignore[no-any-return]
+        return files.read_json(self.layout.segment(segment).sources)["sources"]  # type: ignore[no-any-return]
 
 
-def worded(step: Json) -> str:
-    """Write one step of a derived store's making as its command line."""
-    said = [step["command"]]
-    for name, value in step["options"].items():
-        if value is not None and value is not False:
-            said += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return " ".join(said)
+def _opened(shards: Iterator[ArrayFile]) -> ShardedArray:
+    return ShardedArray([shard.open() for shard in shards])
+
+
+def _ones(values: ShardedArray) -> ShardedArray:
+    """Return a weight of 1 for every record, without memory for them."""
+    return ShardedArray([np.broadcast_to(np.ones((), np.int32), len(shard)) for shard in values.shards])
 
 
 def _cosines(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:

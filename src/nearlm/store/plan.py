@@ -1,67 +1,116 @@
 """What a build depends on: its options, their defaults, and how to tell one plan from another."""
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from nearlm.base import Json, OptionError, files
-from nearlm.model import LM
-from nearlm.store.datastore import KEY_DTYPES
+from nearlm.base import Json, OptionError, canonical_hash, to_json
+from nearlm.store.manifest import Manifest
 from nearlm.text import check_window
+
+if TYPE_CHECKING:
+    from nearlm.model.lm import LM
 
 WINDOW = 512
 SHARD_RECORDS = 1 << 18
 BATCH_TOKENS = {"cpu": 2048, "cuda": 32768}
+KEY_DTYPES = ("float16", "float32")
+_LEAST = {"window": 1, "stride": 1, "batch_tokens": 1, "shard_records": 1}
 _MACHINE = ("append_to", "probe", "torch", "threads")
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How a text becomes records; `None` takes the default, or for an append what the store has."""
+    """How a text becomes records; None takes the default, or for an append what the store has."""
 
-    max_tokens: int | None = None
     window: int | None = None
+    """Tokens the model reads at once. [default: 512]"""
     stride: int | None = None
+    """Tokens from window to window. [default: the window]"""
     pack: bool | None = None
+    """Let windows cross documents."""
     separator: str | None = None
+    """After each document: eos, none, or a text. [default: eos]"""
     batch_tokens: int | None = None
+    """Tokens in a batch."""
     shard_records: int = SHARD_RECORDS
+    """Records in a file."""
     key_dtype: str | None = None
+    """float16 or float32. [default: float16]"""
     key_tap: str | None = None
+    """Where keys come from: ffn, last_hidden, or a module path. [default: ffn]"""
 
     def __post_init__(self) -> None:
-        for name, least in (("max_tokens", 2), ("window", 1), ("stride", 1), ("batch_tokens", 1), ("shard_records", 1)):
+        for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise OptionError(f"--{name.replace('_', '-')} is {value}, expected at least {least}")
         if self.key_dtype not in (None, *KEY_DTYPES):
             raise OptionError(f"--key-dtype is {self.key_dtype!r}, expected one of {', '.join(KEY_DTYPES)}")
 
+    def resolved(self, lm: "LM", appended: Manifest | None) -> "BuildOptions":
+        """Fill in the defaults, or for an append what the store's manifest says, and check the whole."""
+        options = replace(self, key_tap=lm.tap.path)
+        if appended:
+            options = options._inherited(appended)
+        window = options.window or min(WINDOW, lm.limit or WINDOW)
+        if lm.limit and window > lm.limit:
+            raise OptionError(f"--window is {window}, but {lm.name} reads at most {lm.limit} tokens")
+        stride = options.stride or window
+        check_window(window, stride)
+        return replace(
+            options,
+            window=window,
+            stride=stride,
+            pack=bool(options.pack),
+            separator="eos" if options.separator is None else options.separator,
+            batch_tokens=options.batch_tokens or BATCH_TOKENS.get(lm.device.type, 8192),
+            key_dtype=options.key_dtype or "float16",
+        )
 
-def resolve(options: BuildOptions, lm: LM, appended: Json | None) -> Json:
-    """Fill in the defaults, or for an append what the store's manifest says, and check the whole."""
-    options = replace(options, key_tap=lm.tap.path)
-    if appended:
-        options = _inherit(options, appended)
-    window = options.window or min(WINDOW, lm.limit or WINDOW)
-    if lm.limit and window > lm.limit:
-        raise OptionError(f"--window is {window}, but {lm.name} reads at most {lm.limit} tokens")
-    stride = options.stride or window
-    check_window(window, stride)
-    resolved = replace(
-        options,
-        window=window,
-        stride=stride,
-        pack=bool(options.pack),
-        separator=options.separator if options.separator is not None else "eos",
-        batch_tokens=options.batch_tokens or BATCH_TOKENS.get(lm.device.type, 8192),
-        key_dtype=options.key_dtype or "float16",
-    )
-    return asdict(resolved)
+    def _inherited(self, manifest: Manifest) -> "BuildOptions":
+        """Take an append's options from its store, and refuse others."""
+        stored: dict[str, Any] = {
+            name: getattr(manifest, name) for name in ("window", "stride", "pack", "key_dtype", "key_tap")
+        }
+        stored["separator"] = manifest.separator_option
+        for name, value in stored.items():
+            wish = getattr(self, name)
+            if wish is not None and wish != value:
+                flag = f"--{name.replace('_', '-')}"
+                raise OptionError(f"{flag} is {wish}, but the store was built with {value}; leave it out")
+        return replace(self, **stored)
 
 
-def identity(plan: Json) -> str:
-    """Return a hash of what was asked for, whatever machine carries it out."""
-    return files.canonical_hash({name: value for name, value in plan.items() if name not in _MACHINE})
+@dataclass(frozen=True)
+class BuildPlan:
+    """All that the records of a build or append depend on, apart from the text itself."""
+
+    texts: list[str]
+    field: str
+    glob: str | None
+    max_tokens: int | None
+    options: BuildOptions
+    bos: list[int]
+    separator: list[int]
+    model: str
+    probe: str
+    tokenizer: str
+    key_tap: str
+    dtype: str
+    torch: str
+    threads: int
+    append_to: str | None = None
+
+    def to_json(self) -> Json:
+        """Return the plan as plain values."""
+        plan: Json = to_json(self)
+        plan["options"]["max_tokens"] = plan.pop("max_tokens")
+        return plan
+
+    @property
+    def identity(self) -> str:
+        """A hash of what was asked for, whatever machine carries it out."""
+        return canonical_hash({name: value for name, value in self.to_json().items() if name not in _MACHINE})
 
 
 def difference(old: Any, new: Any) -> tuple[Any, Any]:
@@ -71,16 +120,3 @@ def difference(old: Any, new: Any) -> tuple[Any, Any]:
             if old.get(name) != new[name]:
                 return f"{name}={old.get(name)}", f"{name}={new[name]}"
     return old, new
-
-
-def _inherit(options: BuildOptions, manifest: Json) -> BuildOptions:
-    """Take an append's options from its store, and refuse others."""
-    stored = {name: manifest[name] for name in ("window", "stride", "pack", "key_dtype", "key_tap")}
-    stored["separator"] = manifest["separator_option"]
-    for name, value in stored.items():
-        wish = getattr(options, name)
-        if wish is not None and wish != value:
-            raise OptionError(
-                f"--{name.replace('_', '-')} is {wish}, but the store was built with {value}; leave it out"
-            )
-    return replace(options, **stored)

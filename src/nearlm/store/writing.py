@@ -3,16 +3,17 @@
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nearlm.base import Job, StoreError, files
-from nearlm.store.datastore import MANIFEST
+from nearlm.base import Job, Reporter, StoreError, files, size
+from nearlm.store.layout import Layout
 
 
 @contextlib.contextmanager
-def writing(folder: Path, job: str) -> Iterator[None]:
+def writing(folder: Path, job: Job) -> Iterator[None]:
     """Lock a folder that is, or may become, a store by way of `job`; say in one line what the disk refuses."""
     try:
         refuse_foreign(folder, job)
@@ -27,6 +28,39 @@ def writing(folder: Path, job: str) -> Iterator[None]:
         raise StoreError(f"cannot write to {folder}: {error.strerror or error}; {hint}") from error
 
 
+def refuse_foreign(folder: Path, job: Job) -> None:
+    """Refuse a place that is neither a store, nor one that `job` has begun, nor empty."""
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{folder} is a file, expected a folder to make a store in; choose another --out")
+    if not folder.is_dir() or Layout(folder).is_store or job.folder.exists():
+        return
+    strangers = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+    if strangers:
+        raise StoreError(f"{folder} is no store but holds {strangers[0]!r}; choose an empty or new folder for --out")
+
+
+def announce_needs(
+    folder: Path,
+    disk: float,
+    ram: float,
+    made: Iterable[Path],
+    reporter: Reporter,
+    *,
+    at_most: bool = False,
+    remedy: str = "free some",
+) -> None:
+    """Say what the work will need, and refuse it if the disk cannot hold it, unless it may need less.
+
+    `made` are files that are there already and count towards what is needed.
+    """
+    there = sum(path.stat().st_blocks * 512 for path in made)
+    free = shutil.disk_usage(folder).free
+    most = "at most " if at_most else ""
+    reporter.say(f"needs {most}{size(disk)} of disk ({size(free)} free) and about {size(ram)} of RAM")
+    if disk > free + there and not at_most:
+        raise StoreError(f"{folder} needs {size(disk)}, its disk has {size(free)} free; {remedy}")
+
+
 def portable_path(path: Path, folder: Path) -> str:
     """Return where something lies as seen from a store's folder, so that the two can be moved together."""
     return os.path.relpath(path.resolve(), folder.resolve())
@@ -35,14 +69,3 @@ def portable_path(path: Path, folder: Path) -> str:
 def _is_inside(name: Any, folder: Path) -> bool:
     """Tell whether an error is about a folder or something in it; one without a name may be."""
     return name is None or Path(os.fsdecode(name)).resolve().is_relative_to(folder.resolve())
-
-
-def refuse_foreign(folder: Path, job: str) -> None:
-    """Refuse a place that is neither a store, nor one that `job` has begun, nor empty."""
-    if folder.exists() and not folder.is_dir():
-        raise StoreError(f"{folder} is a file, expected a folder to make a store in; choose another --out")
-    if not folder.is_dir() or (folder / MANIFEST).exists() or Job(folder, job).folder.exists():
-        return
-    strangers = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
-    if strangers:
-        raise StoreError(f"{folder} is no store but holds {strangers[0]!r}; choose an empty or new folder for --out")

@@ -2,12 +2,15 @@
 
 from nearlm.text.corpus import Corpus
 from nearlm.text.downloads import SMOLLM2, extract_member, fetch
+from nearlm.text.reading import SCORE_BATCH_TOKENS, Reading, TokenText, read_once, read_text
+from nearlm.text.segments import Framing, Segment
+from nearlm.text.source import Texts, TextSource
 from nearlm.text.tokens import (
-    Framing,
-    Segment,
+    TokenStream,
     check_not_empty,
     check_predictable,
     document_bounds,
+    finished,
     read_checksums,
     tokenise,
 )

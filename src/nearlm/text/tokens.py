@@ -1,8 +1,6 @@
 """Documents to one token stream on disk, in parallel and piece by piece, so that no corpus is too large.
 
-A document begins with the tokenizer's BOS, if it has one, and ends with the separator. The stream is
-`tokens-N.npy` (int32); `docs-N.npy` (int64, one row a document: start, source, row) and `docs-N.json`
-(the sources' names) say where documents begin and what they are called.
+A document begins with the tokenizer's BOS, if it has one, and ends with the separator.
 """
 
 import contextlib
@@ -10,68 +8,38 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import Job, OptionError, Reporter, StoreError, TextError, files
-from nearlm.text.corpus import PIECE, Corpus
+from nearlm.base import Advance, Job, Reporter, StoreError, TextError, from_json, to_json
+from nearlm.text.corpus import Corpus
+from nearlm.text.pieces import PIECE
+from nearlm.text.segments import Framing, Piece, Progress, Segment, Writer, open_writer
 from nearlm.text.windows import Windows
 
 CHECKPOINT_SECONDS = 2.0
 _BATCH_CHARACTERS = PIECE * (os.cpu_count() or 1)  # a piece for each core
 _STEP = "tokens"
+_Noted = TypeVar("_Noted")
 
 
 @dataclass(frozen=True)
-class Framing:
-    """The token ids that stand before and after every document."""
+class TokenStream:
+    """What a finished stream holds: tokens, documents, how many were read for it, the texts' checksums, problems."""
 
-    bos: tuple[int, ...]
-    separator: tuple[int, ...]
+    tokens: int
+    documents: int
+    read: int
+    sha256: list[str]
+    problems: dict[str, int]
+    examples: dict[str, str]
 
-    @classmethod
-    def of(cls, tokenizer: Any, separator: str) -> "Framing":
-        """Read what `--separator` means for a tokenizer: `eos`, `none`, or a text of its own."""
-        bos = () if tokenizer.bos_token_id is None else (int(tokenizer.bos_token_id),)
-        if separator == "none":
-            return cls(bos, ())
-        if separator == "eos":
-            return cls(bos, () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),))
-        ids = tokenizer(separator, add_special_tokens=False)["input_ids"]
-        if not ids:
-            raise OptionError(f"--separator {separator!r} gives no token; expected eos, none or a text")
-        return cls(bos, tuple(ids))
-
-
-@dataclass(frozen=True)
-class Segment:
-    """The files of one build's or append's token stream."""
-
-    folder: Path
-    number: int
-
-    @property
-    def tokens(self) -> Path:
-        """The token stream."""
-        return self.folder / f"tokens-{self.number:05d}.npy"
-
-    @property
-    def docs(self) -> Path:
-        """The table of documents."""
-        return self.folder / f"docs-{self.number:05d}.npy"
-
-    @property
-    def sources(self) -> Path:
-        """The names of the documents' sources."""
-        return self.folder / f"docs-{self.number:05d}.json"
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """All of them."""
-        return self.tokens, self.docs, self.sources
+    def warn(self, reporter: Reporter) -> None:
+        """Say what could not be used, and of each an example."""
+        for problem, count in self.problems.items():
+            reporter.say(f"warning: {count:,} × {problem}, e.g. {self.examples[problem]}")
 
 
 def tokenise(
@@ -82,26 +50,29 @@ def tokenise(
     job: Job,
     max_tokens: int | None,
     reporter: Reporter,
-) -> files.Json:
+) -> TokenStream:
     """Write a corpus's token stream, going on where an earlier run stopped, and return what it holds."""
-    state = job.state(_STEP)
-    if state.get("done"):
-        cut = state["tokens"] == max_tokens
-        if corpus.repeatable and read_checksums(corpus, state["read"] if cut else 0) != state["sha256"]:
+    stream = finished(job)
+    if stream is not None:
+        used = stream.read if stream.tokens == max_tokens else 0
+        if corpus.repeatable and read_checksums(corpus, used) != stream.sha256:
             raise _changed()
-        return state
-    if not corpus.repeatable:
-        state = {}
+        return stream
+    state = _noted(Progress, job) if corpus.repeatable else Progress()
     with contextlib.ExitStack() as stack:
-        writer = stack.enter_context(_writer(segment, state, framing, max_tokens))
-        advance = stack.enter_context(reporter.bar("tokenising", max_tokens, "tokens", writer.count))
-        _write(corpus, tokenizer, writer, state, job, advance)
+        writer = stack.enter_context(open_writer(segment, framing, max_tokens, state))
+        advance = stack.enter_context(reporter.bar("tokenising", max_tokens, "tokens", writer.state.tokens))
+        _write(corpus, tokenizer, writer, job, advance)
         writer.finish()
     if writer.full and corpus.repeatable:  # more was read than was used
-        read_checksums(corpus, writer.read)
-    state = {**writer.state(corpus), "done": True}
-    job.note(_STEP, state)
-    return state
+        read_checksums(corpus, writer.state.read)
+    _note(writer.state, corpus, job, done=True)
+    return _noted(TokenStream, job)
+
+
+def finished(job: Job) -> TokenStream | None:
+    """Return the stream that a job has finished, None if it has not."""
+    return _noted(TokenStream, job) if _noted(Progress, job).done else None
 
 
 def read_checksums(corpus: Corpus, documents: int) -> list[str]:
@@ -112,82 +83,6 @@ def read_checksums(corpus: Corpus, documents: int) -> list[str]:
         if number == documents:
             break
     return corpus.checksums()
-
-
-def _write(corpus: Corpus, tokenizer: Any, writer: "_Writer", state: files.Json, job: Job, advance: Any) -> None:
-    """Encode the pieces that `state` does not know yet, with a checkpoint every few seconds."""
-    due = time.monotonic() + CHECKPOINT_SECONDS
-    for batch in _batches(corpus, state, writer.batch_characters):
-        ids = encode(tokenizer, [piece for _, piece in batch])
-        before = writer.count
-        for (piece, _), tokens in zip(batch, ids, strict=True):
-            writer.add(piece, tokens)
-            if writer.full:
-                break
-        advance(writer.count - before)
-        if writer.full:
-            return
-        began = time.monotonic()
-        if began >= due:
-            writer.sync()
-            job.note(_STEP, writer.state(corpus))
-            cost = time.monotonic() - began  # grows with the number of sources
-            due = time.monotonic() + max(CHECKPOINT_SECONDS, 20 * cost)
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Where a piece of text stands: its document's number, source and row; first and last of its document."""
-
-    number: int
-    source: str
-    row: int
-    first: bool
-    last: bool
-
-
-def _batches(corpus: Corpus, state: files.Json, characters: int) -> Iterator[list[tuple[_Piece, str]]]:
-    """Group the pieces that `state` does not know yet, so that the tokenizer can work on many at once."""
-    batch: list[tuple[_Piece, str]] = []
-    count, length, skip = 0, 0, state.get("pieces", 0)
-    for count, (piece, text) in enumerate(_numbered(corpus), start=1):
-        if count <= skip:
-            if count == skip and corpus.checksums() != state["sha256"]:
-                raise _changed()
-            continue
-        batch.append((piece, text))
-        length += len(text) + 1
-        if length >= characters:
-            yield batch
-            batch, length = [], 0
-    if count < skip:
-        raise _changed()
-    if batch:
-        yield batch
-
-
-def _numbered(corpus: Corpus) -> Iterator[tuple[_Piece, str]]:
-    """Yield every piece of every document, one that is blank and all of its document as no text."""
-    for number, document in enumerate(corpus.documents(), start=1):
-        first = True
-        for text, last in _marked(document.pieces):
-            blank = first and last and not text.strip()
-            yield _Piece(number, document.source, document.row, first, last), "" if blank else text
-            first = False
-
-
-def _changed() -> StoreError:
-    return StoreError("the text has changed since the build began; restore it, or begin again with --restart")
-
-
-def _marked(pieces: Iterator[str]) -> Iterator[tuple[str, bool]]:
-    previous = None
-    for piece in pieces:
-        if previous is not None:
-            yield previous, False
-        previous = piece
-    if previous is not None:
-        yield previous, True
 
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
@@ -201,107 +96,15 @@ def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     )["input_ids"]
 
 
-class _Writer:
-    """Appends documents to a segment's files."""
-
-    def __init__(self, tokens: BinaryIO, docs: BinaryIO, segment: Segment, framing: Framing, limit: int | None):
-        self._tokens, self._docs, self._segment, self._framing = tokens, docs, segment, framing
-        self._limit = limit
-        self.count, self.documents, self.read, self.pieces = 0, 0, 0, 0
-        self._sources: dict[str, int] = {}
-        self._open = False  # whether the document that is being read has tokens already
-
-    @property
-    def full(self) -> bool:
-        return self._limit is not None and self.count >= self._limit
-
-    @property
-    def batch_characters(self) -> int:
-        return _BATCH_CHARACTERS if self._limit is None else min(_BATCH_CHARACTERS, 8 * self._limit)
-
-    def resume(self, state: files.Json) -> None:
-        self.count, self.documents, self.read = state["tokens"], state["documents"], state["read"]
-        self.pieces, self._open = state["pieces"], state["open"]
-        self._sources = {name: number for number, name in enumerate(state["sources"])}
-
-    def add(self, piece: _Piece, ids: list[int]) -> None:
-        """Add a piece; a document without any token leaves nothing behind."""
-        if piece.first:
-            self._open = False
-        if ids and not self._open:
-            self._begin(piece)
-        self._put(ids)
-        if piece.last and self._open:
-            self._put(self._framing.separator)
-        self.read, self.pieces = piece.number, self.pieces + 1
-
-    def _begin(self, piece: _Piece) -> None:
-        self._open = True
-        self.documents += 1
-        source = self._sources.setdefault(piece.source, len(self._sources))
-        files.append(self._docs, np.array([self.count, source, piece.row], np.int64).tobytes())
-        self._put(self._framing.bos)
-
-    def _put(self, ids: Sequence[int]) -> None:
-        if self._limit is not None:
-            ids = ids[: max(0, self._limit - self.count)]
-        files.append(self._tokens, np.asarray(ids, np.int32).tobytes())
-        self.count += len(ids)
-
-    def sync(self) -> None:
-        files.sync(self._tokens)
-        files.sync(self._docs)
-
-    def state(self, corpus: Corpus) -> files.Json:
-        return {
-            "tokens": self.count,
-            "documents": self.documents,
-            "read": self.read,
-            "pieces": self.pieces,
-            "open": self._open,
-            "sources": list(self._sources),
-            "sha256": corpus.checksums(),
-            "problems": dict(corpus.problems),
-            "examples": corpus.examples,
-        }
-
-    def finish(self) -> None:
-        """Put the final lengths in the files' headers and write the sources' names."""
-        files.write_at(self._tokens, files.npy_header(np.int32, (self.count,)), 0)
-        files.write_at(self._docs, files.npy_header(np.int64, (self.documents, 3)), 0)
-        self.sync()
-        files.write_json(self._segment.sources, {"sources": list(self._sources)})
-
-
-@contextlib.contextmanager
-def _writer(segment: Segment, state: files.Json, framing: Framing, limit: int | None) -> Iterator[_Writer]:
-    """Open a segment's files at the place that `state` notes."""
-    sizes = {segment.tokens: 4 * state.get("tokens", 0), segment.docs: 24 * state.get("documents", 0)}
-    for path, size in sizes.items():
-        if not state or not path.exists() or path.stat().st_size < files.NPY_HEADER + size:
-            state.clear()
-    for path, size in sizes.items():
-        if not state:
-            files.write_bytes(path, files.npy_header(np.int32, (0,)))
-        else:
-            files.truncate(path, files.NPY_HEADER + size)
-    with open(segment.tokens, "r+b") as tokens, open(segment.docs, "r+b") as docs:
-        tokens.seek(0, 2)
-        docs.seek(0, 2)
-        writer = _Writer(tokens, docs, segment, framing, limit)
-        if state:
-            writer.resume(state)
-        yield writer
-
-
-def check_not_empty(state: files.Json, texts: Sequence[str]) -> None:
+def check_not_empty(stream: TokenStream, texts: Sequence[str]) -> None:
     """Refuse a corpus that holds no token to predict."""
-    if state["tokens"] >= 2 and state["documents"]:
+    if stream.tokens >= 2 and stream.documents:
         return
-    problems = "; ".join(f"{count} × {problem}" for problem, count in state["problems"].items())
+    problems = "; ".join(f"{count} × {problem}" for problem, count in stream.problems.items())
+    noted = f" ({problems})" if problems else ""
     raise TextError(
-        f"the text ({', '.join(texts)}) holds {state['tokens']} tokens in {state['documents']} documents"
-        f"{f' ({problems})' if problems else ''}; expected at least two tokens, a context and what follows it"
+        f"the text ({', '.join(texts)}) holds {stream.tokens} tokens in {stream.documents} documents{noted}; "
+        "expected at least two tokens, a context and what follows it"
     )
 
 
@@ -314,3 +117,88 @@ def check_predictable(windows: Windows, texts: Sequence[str]) -> None:
 def document_bounds(docs: npt.NDArray[np.int64], tokens: int) -> npt.NDArray[np.int64]:
     """Return where each document begins, and the end of the last."""
     return np.append(docs[:, 0], tokens)
+
+
+def _noted(kind: type[_Noted], job: Job) -> _Noted:
+    return from_json(kind, job.state(_STEP), job.folder / f"{_STEP}.json")
+
+
+def _note(state: Progress, corpus: Corpus, job: Job, done: bool) -> None:
+    state.sha256 = corpus.checksums()
+    state.problems = dict(corpus.problems)
+    state.examples = corpus.examples
+    state.done = done
+    job.note(_STEP, to_json(state))
+
+
+def _write(corpus: Corpus, tokenizer: Any, writer: Writer, job: Job, advance: Advance) -> None:
+    """Encode the pieces that are not written yet, with a checkpoint every few seconds."""
+    state = writer.state
+    characters = _BATCH_CHARACTERS
+    if writer.limit is not None:
+        characters = min(characters, 8 * writer.limit)
+    due = time.monotonic() + CHECKPOINT_SECONDS
+    for batch in _batches(corpus, state.pieces, state.sha256, characters):
+        ids = encode(tokenizer, [text for _, text in batch])
+        before = state.tokens
+        for (piece, _), tokens in zip(batch, ids, strict=True):
+            writer.add(piece, tokens)
+            if writer.full:
+                break
+        advance(state.tokens - before)
+        if writer.full:
+            return
+        began = time.monotonic()
+        if began >= due:
+            writer.sync()
+            _note(state, corpus, job, done=False)
+            cost = time.monotonic() - began  # grows with the number of sources
+            due = time.monotonic() + max(CHECKPOINT_SECONDS, 20 * cost)
+
+
+def _batches(corpus: Corpus, skip: int, sha256: list[str], characters: int) -> Iterator[list[tuple[Piece, str]]]:
+    """Group pieces so that the tokenizer can work on many at once; the first `skip` must have these checksums."""
+    batch: list[tuple[Piece, str]] = []
+    count = 0
+    length = 0
+    for count, (piece, text) in enumerate(_numbered(corpus), start=1):
+        if count <= skip:
+            if count == skip and corpus.checksums() != sha256:
+                raise _changed()
+            continue
+        batch.append((piece, text))
+        length += len(text) + 1
+        if length >= characters:
+            yield batch
+            batch = []
+            length = 0
+    if count < skip:
+        raise _changed()
+    if batch:
+        yield batch
+
+
+def _numbered(corpus: Corpus) -> Iterator[tuple[Piece, str]]:
+    """Yield every piece of every document, one that is blank and all of its document as no text."""
+    for number, document in enumerate(corpus.documents(), start=1):
+        first = True
+        for text, last in _marked(document.pieces):
+            if first and last and not text.strip():
+                text = ""
+            yield Piece(number, document.source, document.row, first, last), text
+            first = False
+
+
+def _marked(pieces: Iterator[str]) -> Iterator[tuple[str, bool]]:
+    """Yield every piece with whether it is the last."""
+    previous = None
+    for piece in pieces:
+        if previous is not None:
+            yield previous, False
+        previous = piece
+    if previous is not None:
+        yield previous, True
+
+
+def _changed() -> StoreError:
+    return StoreError("the text has changed since the build began; restore it, or begin again with --restart")

@@ -54,8 +54,9 @@ def plan_windows(bounds: Ints, window: int, stride: int, pack: bool = False) -> 
     check_window(window, stride)
     if pack:
         bounds = bounds[[0, -1]]
-    begin, predictions = bounds[:-1], np.diff(bounds) - 1
-    begin, predictions = begin[predictions > 0], predictions[predictions > 0]
+    predictions = np.diff(bounds) - 1
+    begin = bounds[:-1][predictions > 0]
+    predictions = predictions[predictions > 0]
     count = 1 + np.maximum(0, -(-(predictions - window) // stride))
     document = np.repeat(np.arange(len(begin)), count)
     nth = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
@@ -75,8 +76,11 @@ def check_window(window: int, stride: int) -> None:
 
 def plan_shards(windows: Windows, shard_records: int) -> list[slice]:
     """Cut the windows into runs of at most `shard_records` targets, never inside a window."""
-    first, records, runs, begin = windows.first_record, windows.records, [], 0
+    first = windows.first_record
     ends = first + windows.targets
+    records = windows.records
+    runs = []
+    begin = 0
     while begin < len(windows):
         limit = min(int(first[begin]) + shard_records, records)
         end = int(np.searchsorted(ends, limit, side="right"))
@@ -88,7 +92,8 @@ def plan_shards(windows: Windows, shard_records: int) -> list[slice]:
 def plan_batches(windows: Windows, batch_tokens: int) -> list[Ints]:
     """Group windows of like length so that rows x longest row is at most `batch_tokens` (or one row)."""
     order = np.argsort(-windows.inputs, kind="stable")
-    batches, begin = [], 0
+    batches = []
+    begin = 0
     while begin < len(order):
         rows = max(1, batch_tokens // int(windows.inputs[order[begin]]))
         batches.append(order[begin : begin + rows])

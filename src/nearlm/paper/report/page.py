@@ -1,144 +1,116 @@
 """One page of everything that was measured: a single HTML file that needs nothing else to be read."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import fields
 from importlib import resources
 from pathlib import Path
-from string import Template
+from typing import Any
 from urllib.parse import quote
 
-from nearlm.base import Json, StoreError, duration, files, size
-from nearlm.paper.report import markup
+from nearlm.base import MissingExtraError, StoreError, duration, files
+from nearlm.paper.report import figures, formatting
 from nearlm.paper.report.plotting import inline, save
-from nearlm.paper.report.sections import Picture, Section, sections, tiles
-from nearlm.paper.results import PARTS, Results
+from nearlm.paper.results import ALL, FINETUNED, LEARNED, NLM, RANDOM, VANILLA, Parts, Results
 
-_PAGE = Template("""\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>$title</title>
-<style>
-$style</style>
-</head>
-<body>
-<a class="skip" href="#content">Skip to the results</a>
-<header>
-$header
-</header>
-<main id="content">
-$main
-</main>
-<footer id="made">
-$footer
-</footer>
-</body>
-</html>
-""")
+FIGURES: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "main": {"intro": figures.intro, "closer": figures.closer},
+    "choice": {"choice": figures.choice},
+    "adaptive": {
+        "adaptive": figures.adaptive,
+        "adaptive-speed": figures.adaptive_speed,
+        "masks": figures.masks,
+        "features": figures.features,
+    },
+    "pruning": {"pruning": figures.pruning, "pruning-speed": figures.pruning_speed},
+    "pca": {"pca": figures.sweep, "pca-speed": figures.sweep_speed},
+    "k": {"k": figures.sweep, "k-speed": figures.sweep_speed},
+}
+_FILTERS = (
+    formatting.printable,
+    formatting.visible,
+    formatting.paragraphs,
+    formatting.memory_share,
+    formatting.perplexity,
+    formatting.speed,
+    formatting.times,
+    formatting.share,
+    formatting.chance,
+    formatting.count,
+    formatting.plain,
+    formatting.disk,
+    figures.method_name,
+    duration,
+)
+_NAMES = {"NLM": NLM, "VANILLA": VANILLA, "ALL": ALL, "FINETUNED": FINETUNED, "RANDOM": RANDOM, "LEARNED": LEARNED}
+_STYLE = resources.files("nearlm.paper.report").joinpath("style.css")
 
 
 def write_report(results: Results, path: Path | None = None) -> Path:
     """Draw every figure there are numbers for, and write the page, by default `report.html` beside the numbers."""
     parts = results.all()
-    if not parts:
+    if parts == Parts():
         raise StoreError(
             f"{results.folder} holds no results, expected files such as main.json; run an experiment first"
         )
     path = path or results.folder / "report.html"
-    (path.parent / "figures").mkdir(parents=True, exist_ok=True)
-    found, about = sections(parts), parts.get("about", {})
-    page = _PAGE.substitute(
-        title=markup.text(about.get("title", "What the memory gives")),
-        style=resources.files("nearlm.paper.report").joinpath("style.css").read_text("utf-8"),
-        header=_header(about, parts, found),
-        main="\n".join(_section(one, results, path) for one in found),
-        footer=_footer(about, results, path),
-    )
-    files.write_bytes(path, page.encode())
+    template = _environment().get_template("page.html")
+    pictures = _draw(parts, path.parent / "figures")
+    measured = {part.name: getattr(parts, part.name) for part in fields(Parts)}
+    data = {part: _data(results.folder, part, path.parent) for part in measured if measured[part] is not None}
+    files.write_bytes(path, template.render(measured, pictures=pictures, data=data).encode())
     return path
 
 
-def _header(about: Json, parts: dict[str, Json], found: Sequence[Section]) -> str:
-    lines = [f'<p class="setting">{markup.text(about["setting"])}</p>'] if about.get("setting") else []
-    lines.append(f"<h1>{markup.text(about.get('title', 'What the memory gives'))}</h1>")
-    lines.append(markup.paragraphs(about.get("text", "")))
-    facts = [
-        *([f"model {about['model']}"] if about.get("model") else []),
-        *([f"{about['records']:,} records of {about['dim']} numbers"] if about.get("records") else []),
-        *([f"{size(about['store_bytes'])} on disk"] if about.get("store_bytes") else []),
-        *([f"{about['test_tokens']:,} test tokens"] if about.get("test_tokens") else []),
-    ]
-    if facts:
-        lines.append(f'<ul class="facts">{"".join(f"<li>{markup.text(fact)}</li>" for fact in facts)}</ul>')
-    if "main" in parts:
-        lines.append(tiles(parts["main"]))
-    links = "".join(f'<li><a href="#{one.part}">{markup.text(one.title)}</a></li>' for one in found)
-    if len(found) > 1:
-        lines.append(
-            f'<nav aria-label="On this page"><ul>{links}<li><a href="#made">How it was made</a></li></ul></nav>'
-        )
-    return "\n".join(lines)
+def _draw(parts: Parts, folder: Path) -> dict[str, str]:
+    """Draw the figures into files, and return each as it stands in the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = {}
+    for part, draws in FIGURES.items():
+        found = getattr(parts, part)
+        for name, draw in draws.items():
+            if found is not None and _worth_drawing(name, parts):
+                drawn = draw(found)
+                for kind in ("png", "svg"):
+                    save(drawn, folder / f"{name}.{kind}")
+                pictures[name] = inline((folder / f"{name}.svg").read_text("utf-8"), f"figure-{name}")
+    return pictures
 
 
-def _section(section: Section, results: Results, path: Path) -> str:
-    pictures = "\n".join([*(_figure(picture, path) for picture in section.pictures), section.beside]).strip()
-    data = _data_links(section.part, results, path)
-    return "\n".join(
-        [
-            f'<section id="{section.part}" aria-labelledby="{section.part}-title">',
-            f'<h2 id="{section.part}-title">{markup.text(section.title)}</h2>',
-            section.lead,
-            f'<div class="figures">\n{pictures}\n</div>' if pictures else "",
-            section.rest,
-            f'<p class="data">Numbers: {data}</p>',
-            "</section>",
-        ]
+def _worth_drawing(name: str, parts: Parts) -> bool:
+    if name == "closer":
+        return parts.main is not None and len(parts.main.rows) > 2
+    if name == "features":
+        return parts.adaptive is not None and bool(parts.adaptive.features)
+    return True
+
+
+def _data(folder: Path, part: str, beside: Path) -> dict[str, str]:
+    """Return the files of a part and the addresses of each, seen from the page."""
+    kept = [folder / f"{part}{suffix}" for suffix in (".json", ".csv")]
+    return {one.name: quote(Path(os.path.relpath(one, beside)).as_posix()) for one in kept if one.exists()}
+
+
+def _environment() -> Any:
+    """Return what makes the page of its templates: every text is escaped, and nothing unknown passes in silence."""
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError:
+        raise MissingExtraError("a page", "report") from None
+
+    environment = Environment(
+        loader=PackageLoader("nearlm.paper.report"),
+        autoescape=True,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
     )
+    environment.filters.update({write.__name__: write for write in _FILTERS})
+    environment.globals.update(_NAMES, style=_STYLE.read_text("utf-8"))
+    return environment
 
 
-def _figure(picture: Picture, path: Path) -> str:
-    """Draw a figure into its files and return it for the page."""
-    drawn = picture.draw()
-    names = {kind: path.parent / "figures" / f"{picture.name}.{kind}" for kind in ("png", "svg")}
-    for name in names.values():
-        save(drawn, name)
-    svg = inline(names["svg"].read_text("utf-8"), f"figure-{picture.name}", picture.alt)
-    links = " · ".join(f'<a href="figures/{name.name}">{kind.upper()}</a>' for kind, name in names.items())
-    caption = f'{markup.text(picture.caption)} <span class="links">{links}</span>'
-    return f"<figure>\n{svg}\n<figcaption>{caption}</figcaption>\n</figure>"
-
-
-def _footer(about: Json, results: Results, path: Path) -> str:
-    lines = ["<h2>How it was made</h2>"]
-    if about.get("command"):
-        took = f" It took {duration(about['seconds'])}." if about.get("seconds") else ""
-        lines += [f"<p>One command measures and draws everything on this page.{took}</p>"]
-        lines += [f'<pre tabindex="0"><code>{markup.text(about["command"])}</code></pre>']
-    facts = {name: about.get(name) for name in ("machine", "cores", "model")}
-    facts |= {name.replace("_", " "): f"{about[name]:,}" for name in ("valid_tokens", "test_tokens") if about.get(name)}
-    facts |= about.get("versions") or {}
-    terms = "".join(
-        f"<div><dt>{markup.text(name)}</dt><dd>{markup.text(value)}</dd></div>"
-        for name, value in facts.items()
-        if value is not None
-    )
-    if terms:
-        lines.append(f'<dl class="made">{terms}</dl>')
-    kept = [_data_links(part, results, path) for part in PARTS if results.load(part) is not None]
-    lines.append(f'<p class="data">All numbers, for other programs: {" · ".join(kept)}</p>')
-    return "\n".join(lines)
-
-
-def _data_links(part: str, results: Results, path: Path) -> str:
-    kept = [results.folder / f"{part}{suffix}" for suffix in (".json", ".csv")]
-    return " · ".join(
-        f'<a href="{markup.text(_relative(one, path.parent))}">{one.name}</a>' for one in kept if one.exists()
-    )
-
-
-def _relative(target: Path, folder: Path) -> str:
-    return quote(Path(os.path.relpath(target, folder)).as_posix())
+def _shown(value: Any) -> Any:
+    """Return what a template writes; a text that is HTML already stays so."""
+    return type(value)(formatting.printable(value)) if isinstance(value, str) else value

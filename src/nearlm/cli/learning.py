@@ -1,0 +1,108 @@
+"""Commands that train an adaptor, take it apart, and sweep over stores; they need torch from the start."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from nearlm.base import OptionError, Reporter, to_json
+from nearlm.cli.options import (
+    FLAT,
+    OWN_MODEL,
+    AsJson,
+    Figure,
+    IndexName,
+    Model,
+    Quiet,
+    Source,
+    Store,
+    Stride,
+    load_model,
+    show,
+    tell,
+)
+from nearlm.mixing import Adaptor, Training
+from nearlm.paper.ablation import ablate
+from nearlm.paper.report import ablation_figure, check_figure, sweep_figure
+from nearlm.paper.sweep import SweepOptions, sweep
+from nearlm.store import DEFAULT, Datastore
+
+
+def adapt_command(
+    store: Store,
+    /,
+    *,
+    source: Source,
+    adaptor: Annotated[str, Parameter(help="Name of the adaptor to make.")] = DEFAULT,
+    index: IndexName = DEFAULT,
+    training: Annotated[Training, FLAT] = Training(),
+    stride: Stride = None,
+    spec: Model = OWN_MODEL,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Learn on a validation text when to ask the memory, and how much to trust it."""
+    opened = Datastore.open(store)
+    lm = load_model(opened, spec)
+    made = Adaptor.train(
+        lm, opened, source, training, name=adaptor, index=index, stride=stride, reporter=Reporter(quiet)
+    )
+    if as_json:
+        show(to_json(made.info), True)
+    else:
+        print(made.table())
+
+
+def ablate_command(
+    store: Store,
+    /,
+    *,
+    source: Source,
+    valid: Annotated[
+        tuple[str, ...], Parameter(help="The adaptor's validation text, to train the variants of the paper too.")
+    ] = (),
+    valid_tokens: Annotated[int | None, Parameter(help="Use only the first N tokens of the validation text.")] = None,
+    adaptor: Annotated[str, Parameter(help="The adaptor to take apart.")] = DEFAULT,
+    figure: Figure = None,
+    spec: Model = OWN_MODEL,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take an adaptor apart on a test text: masks, weights, features, objectives."""
+    if figure:
+        check_figure(Path(figure))
+    if valid_tokens is not None and not valid:
+        raise OptionError("--valid-tokens cuts the validation text; name it with --valid")
+    opened = Datastore.open(store)
+    lm = load_model(opened, spec)
+    validation = dataclasses.replace(source, text=valid, max_tokens=valid_tokens) if valid else None
+    found = ablate(lm, opened, source, adaptor=adaptor, valid=validation, reporter=Reporter(quiet))
+    tell(found, as_json)
+    if figure:
+        ablation_figure(found, Path(figure))
+
+
+def sweep_command(
+    store: Store,
+    values: Annotated[list[float], Parameter(help="The values to try.")],
+    /,
+    *,
+    options: Annotated[SweepOptions, FLAT],
+    source: Source,
+    out: Annotated[str | None, Parameter(help="Where it works. [default: the store's name with -sweep]")] = None,
+    figure: Figure = None,
+    spec: Model = OWN_MODEL,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Vary one thing of a store and measure what it costs."""
+    if figure:
+        check_figure(Path(figure))
+    opened = Datastore.open(store)
+    lm = load_model(opened, spec)
+    folder = Path(out) if out else opened.path.with_name(f"{opened.path.name}-sweep")
+    found = sweep(lm, opened, values, source, options, folder, reporter=Reporter(quiet))
+    tell(found, as_json)
+    if figure:
+        sweep_figure(found, Path(figure))

@@ -1,0 +1,57 @@
+"""Commands that make smaller stores, and indexes."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from nearlm.base import Reporter, to_json
+from nearlm.cli.options import FLAT, AsJson, IndexName, Out, Quiet, Restart, Store, show
+from nearlm.search import build_index
+from nearlm.shrink import PruneOptions, ReduceOptions, prune_store, reduce_store
+from nearlm.store import DEFAULT, Datastore, result_of
+
+
+def reduce_command(
+    store: Store,
+    /,
+    *,
+    options: Annotated[ReduceOptions, FLAT],
+    out: Out,
+    restart: Restart = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a store with narrower keys, by PCA and a random rotation."""
+    show(result_of(reduce_store(store, options, out, restart=restart, reporter=Reporter(quiet))), as_json)
+
+
+def prune_command(
+    store: Store,
+    /,
+    *,
+    options: Annotated[PruneOptions, FLAT],
+    out: Out,
+    restart: Restart = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a store with fewer records, weighted by what they stand for."""
+    show(result_of(prune_store(store, options, out, restart=restart, reporter=Reporter(quiet))), as_json)
+
+
+def index_command(
+    store: Store,
+    /,
+    *,
+    factory: Annotated[
+        str | None,
+        Parameter(help="auto, paper, flat, or a FAISS factory string. [default: auto, or as it is]"),
+    ] = None,
+    nprobe: Annotated[int | None, Parameter(help="Lists a search looks at. [default: the index's]")] = None,
+    index: IndexName = DEFAULT,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a search index over a store's keys, or bring it up to date."""
+    info = build_index(Datastore.open(store), factory, name=index, nprobe=nprobe, reporter=Reporter(quiet))
+    show({name: value for name, value in to_json(info).items() if name not in ("files", "shards", "manifest")}, as_json)

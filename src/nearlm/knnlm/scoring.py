@@ -1,0 +1,149 @@
+"""Scoring tokens with LM and memory, batch by batch, and where the time goes."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nearlm.mixing import Memory, Tokens, back_off, last_tokens, mix
+from nearlm.model.lm import LM
+from nearlm.search import Neighbors
+from nearlm.text import SCORE_BATCH_TOKENS, Batch, Ints, Windows, fill_batch, plan_batches
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass
+class Timer:
+    """Where the time of a run went, in seconds."""
+
+    lm: float = 0.0
+    adaptor: float = 0.0
+    search: float = 0.0
+    mixing: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def total(self) -> float:
+        """Everything since the start."""
+        return time.perf_counter() - self.started
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """Per predicted token, in order: its id, log p of the LM, of the neighbours and of the mixture, λ, if it asked."""
+
+    tokens: npt.NDArray[np.int32]
+    log_lm: Floats
+    log_knn: Floats
+    logp: Floats
+    lam: Floats
+    asked: npt.NDArray[np.bool_]
+
+
+class ScoredBatch(NamedTuple):
+    """The scores of a batch, their places in the text, and the neighbours of the tokens that asked."""
+
+    positions: Ints
+    scores: TokenScores
+    near: Neighbors | None
+
+
+class Predicted(NamedTuple):
+    """What the LM says of a batch's targets: log p, the queries, its confidence and entropy if an adaptor asks."""
+
+    log_lm: Floats
+    queries: npt.NDArray[np.float32]
+    conf: npt.NDArray[np.float32] | None
+    ent: npt.NDArray[np.float32] | None
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores windows of a text with an LM and, unless it is None, a memory."""
+
+    lm: LM
+    memory: Memory | None
+    timer: Timer = field(default_factory=Timer)
+
+    def score(
+        self,
+        tokens: npt.NDArray[np.int32],
+        bounds: Ints,
+        windows: Windows,
+        batch_tokens: int = SCORE_BATCH_TOKENS,
+    ) -> Iterator[ScoredBatch]:
+        """Score windows batch by batch; on a GPU the search for one batch overlaps the LM's pass over the next."""
+        overlapping = self.lm.device.type == "cuda" and self.memory is not None
+        with ThreadPoolExecutor(1) as pool:
+            pending: Future[ScoredBatch] | None = None
+            for rows in plan_batches(windows, batch_tokens):
+                here = windows[rows]
+                batch = fill_batch(tokens, here)
+                contexts = self._contexts(tokens, bounds, here)
+                predicted = self._predict(batch)
+                if not overlapping:
+                    yield self._remember(here, batch, contexts, predicted)
+                    continue
+                if pending is not None:
+                    yield pending.result()
+                pending = pool.submit(self._remember, here, batch, contexts, predicted)
+            if pending is not None:
+                yield pending.result()
+
+    def _contexts(self, tokens: npt.NDArray[np.int32], bounds: Ints, windows: Windows) -> Tokens | None:
+        """Return what the adaptor wants to know of the tokens before the targets, if anything."""
+        if self.memory is None or self.memory.gate is None or not self.memory.gate.needs_contexts:
+            return None
+        started = time.perf_counter()
+        contexts = last_tokens(tokens, bounds, windows.target_positions)
+        self.timer.adaptor += time.perf_counter() - started
+        return contexts
+
+    def _predict(self, batch: Batch) -> Predicted:
+        """Run the LM over a batch."""
+        started = time.perf_counter()
+        gate = self.memory.gate if self.memory is not None else None
+        scores = self.lm.score(batch, statistics=gate is not None and gate.needs_statistics)
+        conf, ent = (None if value is None else value.float().cpu().numpy() for value in (scores.conf, scores.ent))
+        predicted = Predicted(scores.logp.double().cpu().numpy(), scores.keys.float().cpu().numpy(), conf, ent)
+        self.timer.lm += time.perf_counter() - started
+        return predicted
+
+    def _remember(self, windows: Windows, batch: Batch, contexts: Tokens | None, predicted: Predicted) -> ScoredBatch:
+        """Search the memory for the tokens that ask, and mix what it says with what the LM said."""
+        log_lm = predicted.log_lm
+        lam = self._weights(predicted, contexts)
+        asked = lam > 0
+        if self.memory is not None and self.memory.gate is None:
+            asked[:] = True
+        log_knn = np.full(len(log_lm), -np.inf)
+        logp = log_lm
+        near = None
+        if self.memory is not None and asked.any():
+            started = time.perf_counter()
+            near = self.memory.search(predicted.queries[asked])
+            searched = time.perf_counter()
+            log_knn[asked] = self.memory.log_p(near, batch.targets[asked])
+            logp = log_lm.copy()
+            logp[asked] = mix(log_lm[asked], back_off(log_knn[asked], log_lm[asked], near.tokens), lam[asked])
+            self.timer.search += searched - started
+            self.timer.mixing += time.perf_counter() - searched
+        scores = TokenScores(batch.targets, log_lm, log_knn, logp, lam, asked)
+        return ScoredBatch(windows.target_positions, scores, near)
+
+    def _weights(self, predicted: Predicted, contexts: Tokens | None) -> Floats:
+        """Return the λ of every token."""
+        count = len(predicted.log_lm)
+        if self.memory is None:
+            return np.zeros(count)
+        if self.memory.gate is None:
+            return np.full(count, self.memory.lam)
+        started = time.perf_counter()
+        lam = self.memory.gate.weights(predicted.queries, predicted.conf, predicted.ent, contexts)
+        self.timer.adaptor += time.perf_counter() - started
+        return lam

@@ -1,0 +1,101 @@
+"""A memory, ready to be mixed: settings resolved against a store, its index opened, its adaptor's gate."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearlm.base import OptionError
+from nearlm.mixing.adaptor import Adaptor, Gate
+from nearlm.mixing.equations import log_p_knn, log_p_knn_vocabulary
+from nearlm.search import Neighbors, Retriever
+from nearlm.store import NO_ADAPTOR, Datastore, SearchSettings, read_tuned
+
+_USUAL = SearchSettings(lam=0.25, temperature=1.0, distances="index")
+_OF_A_SEARCH = {"index", "lam", "temperature", "k", "nprobe", "distances", "adaptor"}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A retriever, how it is searched and mixed, and, if λ is not one for all tokens, the gate that decides it."""
+
+    retriever: Retriever
+    settings: SearchSettings
+    gate: Gate | None = None
+
+    @classmethod
+    def open(cls, store: Datastore, settings: SearchSettings = SearchSettings()) -> "Memory":
+        """Open a store's memory; what is given goes before what was tuned.
+
+        Index, adaptor and share to skip are the store's defaults if nothing is said of a search; adaptor `none` stands
+        for one λ. With an adaptor λ comes from it, and a share of the tokens (`auto`: as many as a perplexity budget
+        allows) does not ask.
+        """
+        chosen = _with_defaults(settings, store.defaults)
+        gate = _gate(store, chosen)
+        tuned = read_tuned(store.layout, chosen.index or "")
+        known: SearchSettings | None = tuned
+        if gate is not None:
+            chosen = replace(chosen, skip=gate.skip, budget=None)
+            if gate.adaptor.settings.index == chosen.index:
+                known = replace(gate.adaptor.settings, lam=gate.adaptor.lam)
+        chosen = chosen.over(known).over(_USUAL)
+        return cls.of(Retriever.open(store, chosen), chosen, gate)
+
+    @classmethod
+    def of(cls, retriever: Retriever, settings: SearchSettings, gate: Gate | None = None) -> "Memory":
+        """Make a memory of what is open; what the settings leave open is the retriever's."""
+        whole = settings.over(retriever.settings).over(_USUAL)
+        return cls(retriever, replace(whole, k=retriever.used_k(whole.k)), gate)
+
+    @property
+    def lam(self) -> float:
+        """The one λ, which a gate overrules."""
+        assert self.settings.lam is not None
+        return self.settings.lam
+
+    @property
+    def temperature(self) -> float:
+        """What distances are divided by."""
+        assert self.settings.temperature is not None
+        return self.settings.temperature
+
+    def check_model(self, fingerprint: str) -> None:
+        """Refuse a gate that was trained for another model, index or settings."""
+        if self.gate is not None:
+            self.gate.adaptor.check(self.retriever, self.settings, fingerprint)
+
+    def search(self, queries: npt.NDArray[np.floating[Any]]) -> Neighbors:
+        """Return the neighbours of queries, in any order."""
+        return self.retriever.search(queries, self.settings.k, ordered=False)
+
+    def log_p(self, near: Neighbors, targets: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
+        """Return log p_kNN of one target for each row of neighbours."""
+        return log_p_knn(near.distances, near.tokens, targets, self.temperature, near.weights)
+
+    def log_p_vocabulary(self, near: Neighbors, vocab_size: int) -> npt.NDArray[np.float64]:
+        """Return log p_kNN of the whole vocabulary for each row of neighbours."""
+        return log_p_knn_vocabulary(near.distances, near.tokens, vocab_size, self.temperature, near.weights)
+
+
+def _with_defaults(settings: SearchSettings, defaults: SearchSettings) -> SearchSettings:
+    """Fill in the store's index and, if nothing is said of a search, its adaptor and share to skip."""
+    chosen = settings
+    if not settings.given.keys() & _OF_A_SEARCH:
+        skip = defaults.skip if settings.budget is None else None
+        chosen = chosen.over(SearchSettings(adaptor=defaults.adaptor, skip=skip if defaults.adaptor else None))
+    if chosen.adaptor == NO_ADAPTOR:
+        chosen = replace(chosen, adaptor=None)
+    return chosen.over(SearchSettings(index=defaults.index))
+
+
+def _gate(store: Datastore, settings: SearchSettings) -> Gate | None:
+    if settings.adaptor is None:
+        if settings.skip is not None or settings.budget is not None:
+            raise OptionError("--skip and --budget need an adaptor; name it with --adaptor")
+        return None
+    if settings.lam is not None:
+        raise OptionError("an adaptor chooses λ itself; leave out --lam and --no-knn, or --adaptor")
+    skip = 0.0 if settings.skip is None else settings.skip
+    return Adaptor.load(store, settings.adaptor).gate(skip, settings.budget)

@@ -1,0 +1,242 @@
+"""What `optimize` measures: smaller stores and an adaptor on a validation text, each noted when it is measured."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearlm.base import Job, Reporter, files
+from nearlm.mixing import (
+    SHARES,
+    SURE,
+    TRUSTED_TOKENS,
+    Adaptor,
+    LMTrace,
+    Trace,
+    Training,
+    best_setting,
+    best_settings,
+    build_ngrams,
+    examples_of,
+    judge,
+    mix,
+    perplexity,
+    search_only,
+    split_rows,
+    standard_error,
+    train_network,
+)
+from nearlm.optimizer.bench import Bench
+from nearlm.optimizer.points import HeldOutTokens, Point, Setup, Shape, Skipping
+from nearlm.search import AUTO, PAPER, Retriever, build_index
+from nearlm.shrink import PruneOptions
+from nearlm.store import DEFAULT, Datastore, SearchSettings, Tuned, write_tuned
+
+KS = (1024, 512, 256, 128)
+FINAL = "final"  # notes of a job
+_VANILLA = "vanilla"
+_ALL = slice(None)
+
+Floats = npt.NDArray[np.float64]
+
+
+class Trials(Bench):
+    """Makes smaller stores and measures them, noting what has been measured."""
+
+    def __init__(self, store: Datastore, traced: LMTrace, work: Path, job: Job, reporter: Reporter):
+        super().__init__(store, traced, reporter)
+        self.work = work
+        self.job = job
+        self.whole = Shape(1.0, store.dim)
+
+    def noted(self, name: str, measure: Callable[[], list[Point]]) -> list[Point]:
+        """Return points that were measured before, or measure and note them."""
+        points = self.job.once(name, list[Point], measure)
+        for point in points:
+            self.reporter.say(
+                f"  {point.label}: perplexity {point.perplexity:.3f}, {point.microseconds:.0f} µs a token"
+            )
+        return points
+
+    @cached_property
+    def _paper_trace(self) -> Trace:
+        return self.trace(self.open(self.store, PAPER))
+
+    def vanilla(self) -> Point:
+        """Measure the paper's kNN-LM."""
+        self.reporter.say("the vanilla kNN-LM: the paper's index, 32 lists, 1024 neighbours")
+
+        def measured() -> list[Point]:
+            trace = self._paper_trace
+            return [replace(self.point(self.whole, trace.retriever, best_setting(trace)), label=_VANILLA)]
+
+        return self.noted(_VANILLA, measured)[0]
+
+    @cached_property
+    def log_vanilla(self) -> Floats:
+        """What the paper's kNN-LM gives every token, as it was tuned."""
+        search = self.job.once(_VANILLA, list[Point], list)[0].setup.search
+        log_knn = self._paper_trace.log_p_knn(search.temperature or 1.0)
+        return mix(self.traced.log_lm, log_knn, search.lam or 0.0)
+
+    def margin(self, logp: Floats, rows: Any = _ALL) -> float:
+        """Return two standard errors of the difference from the vanilla kNN-LM on some tokens, in perplexity."""
+        documents = np.asarray(self.traced.text.documents)[rows]
+        error = standard_error((logp - self.log_vanilla)[rows], documents)
+        return SURE * error * perplexity(logp[rows])
+
+    def measure(self, shape: Shape, nprobes: Sequence[int]) -> list[Point]:
+        """Measure a store of this shape with different numbers of lists, and of neighbours."""
+
+        def measured() -> list[Point]:
+            store = self.derived(shape)
+            lists = self.open(store, AUTO).index.nprobe
+            points = []
+            for nprobe in nprobes if lists else (None,):
+                retriever = self.open(store, AUTO, nprobe=nprobe)
+                trace = self.trace(retriever)
+                for tuned in best_settings(trace, KS):
+                    log_knn = trace.log_p_knn(tuned.temperature or 1.0, tuned.k)
+                    margin = self.margin(mix(self.traced.log_lm, log_knn, tuned.lam or 0.0))
+                    points.append(replace(self.point(shape, retriever, tuned), margin=margin))
+            return points
+
+        points = self.noted(f"{shape.folder}-{'-'.join(map(str, nprobes))}", measured)
+        files.remove(self.work / shape.folder)
+        return points
+
+    def point(self, shape: Shape, retriever: Retriever, tuned: Tuned) -> Point:
+        """Time one way to search."""
+        search = SearchSettings(**tuned.given)
+        return Point(
+            label=shape.label(self.whole, search),
+            setup=Setup.of(retriever, search),
+            keep=shape.keep,
+            perplexity=tuned.perplexity,
+            microseconds=1e6 / self.searches_per_second(retriever, tuned.k or 1),
+        )
+
+    def skipping(self, point: Point) -> Skipping | None:
+        """Train an adaptor for one way to search the whole store; tell what skipping does to what was held out."""
+        split = split_rows(self.traced.text.documents, Training().seed)
+        if len(split.held) < TRUSTED_TOKENS:
+            return None
+
+        def measured() -> Skipping:
+            self.reporter.say("skipping searches")
+            training = Training()
+            search = point.setup.search
+            trace = self.trace(self.open(self.store, AUTO, nprobe=search.nprobe))
+            inputs = training.inputs(self.traced.keys.shape[1])
+            ngrams = build_ngrams(self.store, self.reporter)
+            examples = examples_of(trace, inputs, ngrams, search)
+            trained = train_network(inputs, examples, split, training.coefficients()[0], training)
+            verdict = judge(trained.network, examples, split, training.objective, search.lam or 0.0)
+            adaptor = Adaptor(trained.network, verdict, search_only(search), ngrams)
+            held = verdict.held_out
+            return Skipping(
+                ratios=[value / held.constant for value in held.curve],
+                margin=self.margin(_Trial.of(self, adaptor, trace).logp(0.0)),
+                microseconds=1e6 * self.adaptor_seconds(adaptor),
+            )
+
+        skipping = self.job.once("skipping", Skipping, measured)
+        self.reporter.say(
+            f"  an adaptor: {skipping.microseconds:.1f} µs a token; perplexity x {skipping.ratios[0]:.3f} when nothing "
+            f"is skipped, x {skipping.ratios[50]:.3f} when half is; to be sure of it takes {skipping.margin:.3f}"
+        )
+        return skipping
+
+    def derived(self, shape: Shape, folder: Path | None = None) -> Datastore:
+        """Return a store of this shape, at a place of its own if need be: pruned, then rotated and reduced.
+
+        It is pruned by k-means, which docs/results.md found best; that store stays until all is done.
+        """
+        source = self.store
+        if shape.keep < 1:
+            options = PruneOptions("kmeans", keep=shape.keep)
+            source = self.prune(options, self.work / f"keep-{shape.keep:g}")
+        if folder is None and shape.dim == self.store.dim:
+            return source
+        return self.reduce(source, shape.dim, folder or self.work / shape.folder)
+
+    def final(self, best: Point, folder: Path) -> Datastore:
+        """Make a chosen store at its place, indexed and tuned."""
+        self.job.note(FINAL, {"begun": True})
+        search = best.setup.search
+        final = self.derived(Shape(best.keep, best.setup.dim), folder)
+        build_index(final, AUTO, name=DEFAULT, nprobe=search.nprobe, reporter=self.steps)
+        trace = self.trace(Retriever(final, DEFAULT, nprobe=search.nprobe), search.k or 1)
+        write_tuned(final.layout, best_setting(trace))
+        return final
+
+    def adapt(
+        self, final: Datastore, best: Point, budget: float, train: Callable[[Datastore], Adaptor]
+    ) -> tuple[Point, HeldOutTokens]:
+        """Train an adaptor for a chosen store and choose how much it skips; tell also of the tokens held out from it.
+
+        That is the largest share whose perplexity surely stays within the budget (by two standard errors of the
+        difference) on the tokens that were held out, and, since these are few, on the whole text.
+        """
+        adaptor = train(final)
+        held = split_rows(self.traced.text.documents, adaptor.info.training.seed).held
+        search = best.setup.search
+        trial = _Trial.of(self, adaptor, self.trace(Retriever.open(final, adaptor.settings), search.k or 1))
+        shares = SHARES[:-1] if len(held) >= TRUSTED_TOKENS else SHARES[:0]
+        skip = max((float(share) for share in shares if trial.within(share, budget, held)), default=0.0)
+        value = perplexity(trial.logp(skip)[held])
+        vanilla = perplexity(self.log_vanilla[held])
+        setup = replace(
+            best.setup,
+            index_bytes=best.setup.index_bytes + adaptor.bytes,
+            search=replace(search, adaptor=adaptor.name, skip=skip),
+        )
+        point = replace(
+            best,
+            label=f"{best.label}, skip {skip:.0%}",
+            setup=setup,
+            perplexity=value,
+            beyond=value - vanilla,
+            margin=0.0,
+            microseconds=1e6 * self.adaptor_seconds(adaptor) + (1 - skip) * best.microseconds,
+            learned=adaptor.learned,
+            sure=bool(len(shares)) and trial.within(skip, budget, held),
+        )
+        judged = adaptor.info.held_out
+        return point, HeldOutTokens(len(held), vanilla, judged.constant, judged.nlm)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """What an adaptor makes of every token of the validation text, next to what the vanilla kNN-LM does."""
+
+    trials: Trials
+    adaptor: Adaptor
+    log_lam: Floats
+    log_lm: Floats
+    log_knn: Floats
+
+    @classmethod
+    def of(cls, trials: Trials, adaptor: Adaptor, trace: Trace) -> "_Trial":
+        """Ask an adaptor's network of every token."""
+        traced = trials.traced
+        log_lam = adaptor.log_weights(traced.keys, traced.conf, traced.ent, traced.contexts())[:, 0]
+        settings = adaptor.settings
+        return cls(trials, adaptor, log_lam, traced.log_lm, trace.log_p_knn(settings.temperature or 1.0, settings.k))
+
+    def logp(self, share: float) -> Floats:
+        """Return log p of every token when so many searches are skipped."""
+        return mix(self.log_lm, self.log_knn, self.adaptor.gate(share).weigh(self.log_lam))
+
+    def within(self, share: float, budget: float, held: Any) -> bool:
+        """Tell whether skipping a share surely stays within the budget, on the held-out tokens and on all."""
+        logp = self.logp(share)
+        vanilla = self.trials.log_vanilla
+        return all(
+            perplexity(logp[rows]) + self.trials.margin(logp, rows) <= perplexity(vanilla[rows]) + budget
+            for rows in (held, _ALL)
+        )

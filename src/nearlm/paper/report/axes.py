@@ -1,0 +1,54 @@
+"""What figures are drawn with: lines and points in the style of all, and axes with names and plain numbers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from nearlm.paper.report.plotting import COLOURS, INK, LINES, MUTED, PAPER
+
+STAR: dict[str, Any] = {"color": INK, "markersize": 14, "linestyle": "none", "zorder": 4}
+
+
+def line(axes: Any, number: int, across: Sequence[float], values: Sequence[float], label: str) -> None:
+    """Draw a curve in the style of that number."""
+    dashes, marker = LINES[number % len(LINES)]
+    style = {"linestyle": dashes, "marker": marker, "color": COLOURS[number % len(COLOURS)], "label": label}
+    axes.plot(across, values, markeredgecolor=PAPER, markeredgewidth=0.6, **style)
+
+
+def plot(axes: Any, points: Sequence[Any], across: str, mark: str, up: str = "perplexity", **style: Any) -> None:
+    """Draw two attributes of points against each other, if there are any points."""
+    if points:
+        axes.plot([getattr(point, across) for point in points], [getattr(point, up) for point in points], mark, **style)
+
+
+def level(axes: Any, value: float, label: str) -> None:
+    """Draw a dashed line across, to compare with."""
+    axes.axhline(value, color=MUTED, linewidth=1, linestyle="--", label=label)
+
+
+def name_axes(axes: Any, across: str, up: str = "perplexity (lower is better)") -> None:
+    """Say what is drawn against what, with plain numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel(across)
+    axes.set_title(up)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10]))
+    if axes.get_xscale() == "linear":
+        axes.xaxis.set_major_formatter("{x:,g}")
+
+
+def logarithmic(axes: Any, values: Sequence[float], span: float, base: int = 10) -> bool:
+    """Make an axis logarithmic if its values span so much, and tell whether they do."""
+    wide = bool(values) and min(values) > 0 and max(values) / min(values) >= span
+    if wide:
+        axes.set_xscale("log", base=base)
+    return wide
+
+
+def label_decades(axes: Any) -> None:
+    """Label 10, 20, 50, 100 … of a logarithmic axis as plain numbers."""
+    from matplotlib.ticker import LogLocator
+
+    axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.minorticks_off()

@@ -1,0 +1,190 @@
+"""Make an index of a store: train on a sample, fill block by block, measure, as a job that resumes after a kill."""
+
+import contextlib
+import time
+from pathlib import Path
+
+import numpy as np
+
+from nearlm.base import (
+    QUIET,
+    FileInfo,
+    Job,
+    Reporter,
+    StoreError,
+    duration,
+    files,
+    read_if_there,
+    size,
+    to_json,
+    write_record,
+)
+from nearlm.search.exact import measure
+from nearlm.search.index import (
+    IndexInfo,
+    SearchIndex,
+    empty_index,
+    load_parts,
+    read_index_info,
+    read_parts,
+    train_index,
+    write_parts,
+)
+from nearlm.search.kinds import AUTO, IndexSpec, choose_index, sample_size
+from nearlm.store import DEFAULT, Datastore, is_key_file
+
+BLOCK = 1 << 14
+CHECKPOINT_SECONDS = 60.0
+_SEED = 0
+
+
+def build_index(
+    store: str | Path | Datastore,
+    factory: str | None = None,
+    *,
+    name: str = DEFAULT,
+    nprobe: int | None = None,
+    reporter: Reporter = QUIET,
+) -> IndexInfo:
+    """Make, finish or bring up to date an index of a store, and return what its `index.json` says.
+
+    Without `factory` an index that is there keeps its kind; a new one is `auto`.
+    """
+    opened = Datastore.open(store)
+    folder = opened.layout.index(name).folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with files.lock(folder):
+        return _Indexer(opened, name, reporter).run(factory, nprobe)
+
+
+class _Indexer:
+    """One index under construction."""
+
+    def __init__(self, store: Datastore, name: str, reporter: Reporter):
+        self.store = store
+        self.name = name
+        self.reporter = reporter
+        self.place = store.layout.index(name)
+        self.job = Job(self.place.folder, "index")
+        self.done: IndexInfo | None = None
+        try:
+            self.done = read_if_there(IndexInfo, self.place.description)
+        except StoreError as error:
+            reporter.say(f"{error}; making the index again")
+
+    def run(self, factory: str | None, nprobe: int | None) -> IndexInfo:
+        """Train, fill, measure, and write `index.json` last."""
+        spec = self._choose(factory, nprobe)
+        factory = factory or (self.done.factory if self.done else AUTO)
+        if self.done and self.done.spec == spec and self.done.manifest == self.store.checksum:
+            self.reporter.say(f"index {self.name!r} is complete already")
+            self.job.close()
+            self._remove_data(keep=self.done.data)
+            return self.done
+        started = time.monotonic()
+        index = self._begin(spec)
+        self._announce(spec)
+        if not index.faiss.is_trained or (spec.pca and index.transform is None):
+            self._train(index)
+        data = self._fill(index)
+        info = self._describe(index, factory, data, started)
+        if self.done and self.done.spec != spec:
+            files.remove(self.place.settings)  # λ and T were tuned for other distances
+        write_record(self.place.description, info)
+        self.job.close()
+        self._remove_data(keep=data)
+        return read_index_info(self.store, self.name)
+
+    def _choose(self, factory: str | None, nprobe: int | None) -> IndexSpec:
+        """Choose what was asked for, for the store's size; without a wish an index that is there keeps its kind."""
+        if factory is None and self.done:
+            return self.done.spec.with_nprobe(nprobe)
+        return choose_index(factory or AUTO, len(self.store), self.store.dim, nprobe)
+
+    def _begin(self, spec: IndexSpec) -> SearchIndex:
+        """Return the index as far as it is made: by a killed job, by an earlier index, or not at all."""
+        plan = {"spec": to_json(spec), "manifest": self.store.checksum}
+        if self.job.resumes(plan) and self.job.state("fill"):
+            with contextlib.suppress(RuntimeError, OSError, StoreError):  # a checkpoint that was cut off: begin again
+                index = load_parts(self.place.data(self.job.state("fill")["data"]), spec)
+                self.reporter.say(f"going on with the unfinished index {self.name!r}")
+                return index
+        self.job.begin(plan)
+        self._remove_data(keep=self.done.data if self.done else "")
+        if self.done and self.done.spec.same_data(spec) and self._grown_from(self.done):
+            return load_parts(self.place.data(self.done.data), spec)
+        return empty_index(spec, self.store.dim)
+
+    def _grown_from(self, done: IndexInfo) -> bool:
+        """Tell whether the store has only been appended to since an index was made."""
+        return done.shards == self._shards()[: len(done.shards)]
+
+    def _shards(self) -> list[str]:
+        return [file.sha256 for name, file in sorted(self.store.manifest.files.items()) if is_key_file(name)]
+
+    def _announce(self, spec: IndexSpec) -> None:
+        sample = sample_size(spec, len(self.store)) * self.store.dim * 4
+        pca = f"{spec.pca} principal axes × variance^{spec.eigen_power:g}, " if spec.pca else ""
+        self.reporter.say(f"index {self.name!r}: {pca}{spec.factory}; training needs about {size(sample * 1.5)} of RAM")
+
+    def _train(self, index: SearchIndex) -> None:
+        count = sample_size(index.spec, len(self.store))
+        started = time.monotonic()
+        ids = np.random.default_rng(_SEED).choice(len(self.store), count, replace=False)
+        train_index(index, self.store.keys.take(np.sort(ids)).astype(np.float32))
+        self.reporter.say(f"trained on {count:,} keys in {duration(time.monotonic() - started)}")
+
+    def _fill(self, index: SearchIndex) -> str:
+        """Add the records that are missing, with a checkpoint every minute; return the folder they end up in."""
+        noted = time.monotonic()
+        total = len(self.store)
+        with self.reporter.bar("indexing", total, "records", index.records) as advance:
+            while index.records < total:
+                block = self.store.keys[index.records : index.records + BLOCK]
+                index.add(block.astype(np.float32))
+                advance(len(block))
+                if time.monotonic() - noted >= CHECKPOINT_SECONDS:
+                    self._save(index)
+                    noted = time.monotonic()
+        return self._save(index)
+
+    def _save(self, index: SearchIndex) -> str:
+        data = f"data-{index.records:012d}"
+        if self.done and self.done.data == data:
+            data += "-new"
+        if self.job.state("fill").get("data") == data:
+            return data
+        write_parts(index, self.place.data(data))
+        self.job.note("fill", {"data": data})
+        self._remove_data(keep=data)
+        return data
+
+    def _remove_data(self, keep: str) -> None:
+        finished = self.done.data if self.done and self.job.started else ""
+        for path in self.place.all_data():
+            if path.name not in (keep, finished):
+                files.remove(path)
+
+    def _describe(self, index: SearchIndex, factory: str, data: str, started: float) -> IndexInfo:
+        """Write the records' values beside the index, measure it, and say what it is."""
+        place = self.place.data(data)
+        columns = {"values": self.store.values} | ({"weights": self.store.weights} if self.store.weighted else {})
+        for name, column in columns.items():  # in one piece: every search looks up thousands of them
+            place.column(name, len(self.store)).write(column[:])
+        seconds = time.monotonic() - started
+        listed = {f"{data}/{path.name}": FileInfo.of(path) for path in sorted(place.folder.iterdir())}
+        measured = to_json(measure(self.store, read_parts(place, index.spec)))
+        for name, value in measured.items():
+            self.reporter.say(f"{name.replace('_', ' ')}: {value:,.4g}")
+        return IndexInfo(
+            factory=factory,
+            spec=index.spec,
+            manifest=self.store.checksum,
+            shards=self._shards(),
+            records=index.records,
+            data=data,
+            files=listed,
+            bytes_per_record=round(sum(file.bytes for file in listed.values()) / index.records, 1),
+            build_seconds=round(seconds, 1),
+            **measured,
+        )

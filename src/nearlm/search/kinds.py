@@ -1,0 +1,103 @@
+"""Kinds of index: what `auto`, `paper`, `flat` or a FAISS factory string mean for a store of some size."""
+
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import faiss
+
+from nearlm.base import OptionError
+
+AUTO = "auto"
+PAPER = "paper"
+PAPER_NPROBE = 32
+PAPER_K = 1024
+_POINTS_PER_CENTROID = 256
+_SMALL = 20_000  # records, up to which exact search costs nothing
+_HALF_WHITE = -0.25
+
+
+@dataclass(frozen=True)
+class IndexSpec:
+    """What an index is made of: a FAISS factory string, and what keys and queries go through first.
+
+    With `pca` that is a reduction to so many dimensions, each multiplied by its variance to the power of
+    `eigen_power`: 0 keeps distances, -0.5 makes all dimensions alike, and in between is best for a kNN-LM.
+    """
+
+    factory: str
+    nprobe: int | None = None
+    pca: int | None = None
+    eigen_power: float = 0.0
+
+    def __str__(self) -> str:
+        """Name the kind, e.g. `IVF256,SQ8 over 192 axes`."""
+        return f"{self.factory} over {self.pca} axes" if self.pca else self.factory
+
+    def with_nprobe(self, nprobe: int | None) -> "IndexSpec":
+        """Return the same kind with another number of lists to look at, if one is given."""
+        if nprobe is not None and nprobe < 1:
+            raise OptionError(f"--nprobe is {nprobe}, expected at least 1")
+        if nprobe is not None and self.nprobe is None:
+            raise OptionError(f"--nprobe is {nprobe}, but an index of kind {self.factory} has no lists; leave it out")
+        return replace(self, nprobe=nprobe or self.nprobe)
+
+    def same_data(self, other: "IndexSpec") -> bool:
+        """Tell whether two indexes hold the same, however many lists are looked at."""
+        return replace(self, nprobe=None) == replace(other, nprobe=None)
+
+
+def choose_index(factory: str, records: int, dim: int, nprobe: int | None = None) -> IndexSpec:
+    """Turn `auto`, `paper`, `flat` or a FAISS factory string into a specification for a store of this size."""
+    if factory == "flat":
+        spec = IndexSpec("Flat")
+    elif factory == PAPER:
+        spec = IndexSpec(f"IVF{paper_nlist(records)},PQ{paper_code_bytes(dim)}", PAPER_NPROBE)
+    elif factory == AUTO:
+        spec = _auto(records, dim)
+    else:
+        spec = IndexSpec(factory, PAPER_NPROBE if _has_lists(factory, records, dim) else None)
+    return spec.with_nprobe(nprobe)
+
+
+def _has_lists(factory: str, records: int, dim: int) -> bool:
+    try:
+        return is_ivf(faiss.index_factory(dim, factory))
+    except RuntimeError:
+        raise OptionError(
+            f"--factory {factory!r} is no FAISS factory string for {dim} dimensions; "
+            f"expected auto, paper, flat or e.g. IVF{paper_nlist(records)},SQ8"
+        ) from None
+
+
+def paper_nlist(records: int) -> int:
+    """Return the paper's number of lists at this size: min(4096, 2^round(log2 √N))."""
+    return min(4096, 1 << max(0, round(math.log2(max(records, 1)) / 2)))
+
+
+def paper_code_bytes(dim: int) -> int:
+    """Return the largest number of bytes up to 64 that divides the dimension."""
+    return max(count for count in range(1, min(64, dim) + 1) if dim % count == 0)
+
+
+def _auto(records: int, dim: int) -> IndexSpec:
+    """Choose what docs/results.md found best: half-whitened keys as 8-bit codes, whole lists scanned in batches."""
+    if records < _SMALL:
+        if records < max(1000, 8 * dim):  # too few keys to learn axes from
+            return IndexSpec("Flat")
+        return IndexSpec("Flat", None, min(dim, 256), _HALF_WHITE)
+    nlist = min(1 << 14, 32 * max(1, round(1.11 * math.sqrt(records) / 32)))  # smooth: fewer records, shorter lists
+    return IndexSpec(f"IVF{nlist},SQ8", 8, min(192, dim), _HALF_WHITE)
+
+
+def is_ivf(index: Any) -> bool:
+    """Tell whether an index has inverted lists, also below transforms."""
+    return faiss.try_extract_index_ivf(index) is not None
+
+
+def sample_size(spec: IndexSpec, records: int) -> int:
+    """Return how many keys to train on: what FAISS's own k-means would use, at most a million."""
+    lists = re.search(r"IVF(\d+)", spec.factory)
+    nlist = int(lists[1]) if lists else 0
+    return min(records, 1 << 20, max(1 << 16, _POINTS_PER_CENTROID * nlist))

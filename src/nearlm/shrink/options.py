@@ -1,0 +1,85 @@
+"""What can be asked of pruning: which method, and the options that it takes."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from nearlm.base import Json, OptionError
+from nearlm.search import PAPER_K
+from nearlm.store import DEFAULT
+
+MOST_NEIGHBORS = 101  # a record and the paper's 100 neighbours
+TAKES: dict[str, dict[str, Any]] = {  # the options of each method, with their defaults
+    "random": {"keep": None, "seed": 0},
+    "kmeans": {"ratio": None, "keep": None, "top_tokens": 5000, "seed": 0},
+    "merge": {"neighbors": None, "keep": None, "seed": 0, "index": DEFAULT},
+    "rank": {"keep": None, "k": PAPER_K, "count_self": False, "index": DEFAULT},
+}
+
+
+@dataclass(frozen=True)
+class PruneOptions:
+    """Which records stay; a method refuses options that mean nothing to it."""
+
+    method: str
+    """random, kmeans, merge or rank."""
+    keep: float | None = None
+    """Share of the records that stay."""
+    neighbors: int | None = None
+    """merge: neighbours to look at, the record itself included."""
+    ratio: float | None = None
+    """kmeans: records a cluster. [default: 20]"""
+    top_tokens: int | None = None
+    """kmeans: cluster the N most frequent targets. [default: 5000]"""
+    k: int | None = None
+    """rank: neighbours. [default: 1024]"""
+    count_self: bool = False
+    """rank: count a record as its own neighbour."""
+    seed: int | None = None
+    """Seed of random choices. [default: 0]"""
+    index: str | None = None
+    """merge, rank: which index. [default: default]"""
+
+    def __post_init__(self) -> None:
+        if self.method not in TAKES:
+            raise OptionError(f"--method is {self.method!r}, expected one of {', '.join(TAKES)}")
+        self._check_known()
+        if self.keep is not None and not 0 < self.keep <= 1:
+            raise OptionError(f"--keep is {self.keep}, expected a share of the records: more than 0, at most 1")
+        if self.keep is None and self.method in ("random", "rank"):
+            raise OptionError(
+                f"--method {self.method} needs --keep, the share of the records that stay, e.g. --keep 0.6"
+            )
+        if self.ratio is not None and self.keep is not None:
+            raise OptionError("--method kmeans takes --ratio or --keep, not both")
+        if self.ratio is not None and not 1 <= self.ratio < float("inf"):
+            raise OptionError(f"--ratio is {self.ratio}, expected at least 1 record a cluster")
+        if self.top_tokens is not None and self.top_tokens < 1:
+            raise OptionError(f"--top-tokens is {self.top_tokens}, expected at least 1")
+        if self.method == "merge" and (self.neighbors is None) == (self.keep is None):
+            raise OptionError("--method merge takes --neighbors or --keep, one of the two")
+        if self.neighbors is not None and not 2 <= self.neighbors <= MOST_NEIGHBORS:
+            raise OptionError(
+                f"--neighbors is {self.neighbors}, expected 2 to {MOST_NEIGHBORS} (the record itself is one)"
+            )
+        if self.k is not None and self.k < 2:
+            raise OptionError(f"--k is {self.k}, expected at least 2 (the record itself is one)")
+
+    def _check_known(self) -> None:
+        takes = TAKES[self.method]
+        given = [field.name for field in fields(self) if getattr(self, field.name) not in (None, False)]
+        for name in given:
+            if name != "method" and name not in takes:
+                known = ", ".join(_flag(each) for each in takes)
+                raise OptionError(f"{_flag(name)} means nothing to --method {self.method}; it takes {known}")
+
+    def to_json(self) -> Json:
+        """Return the method and the options that it takes, as they are noted in a store."""
+        options: Json = {"method": self.method}
+        for name, usual in TAKES[self.method].items():
+            value = getattr(self, name)
+            options[name] = usual if value is None else value
+        return options
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,160 @@
+"""Every file name of a store's folder."""
+
+from pathlib import Path
+
+import numpy as np
+
+from nearlm.base import ArrayFile, Job, OptionError
+from nearlm.text import Segment
+
+BUILD_JOB = "build"
+DERIVE_JOB = "derive"
+
+
+class Layout:
+    """The places of a store's files; which of them there are, the manifest says."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.manifest = folder / "manifest.json"
+        self.defaults = folder / "defaults.json"  # what is searched when nothing is said
+        self.probe = folder / "probe.npy"  # the model's keys of a fixed sequence
+        self.tokenizer = folder / "tokenizer"
+        self.transform = folder / "transform.faiss"  # of a reduced store: from the LM's keys to the stored ones
+        self.assign = folder / "assign.npy"  # of a pruned store: the record that stands for each position
+        self.ngrams = NGramFiles(folder / "ngrams")
+        self.optimized = folder / "optimize.json"  # how the store was chosen
+
+    @property
+    def is_store(self) -> bool:
+        """Whether the folder is a finished store."""
+        return self.manifest.exists()
+
+    @property
+    def build_job(self) -> Job:
+        """The job of a build or an append."""
+        return Job(self.folder, BUILD_JOB)
+
+    @property
+    def derive_job(self) -> Job:
+        """The job that makes a store from another."""
+        return Job(self.folder, DERIVE_JOB)
+
+    def segment(self, number: int) -> Segment:
+        """Return the files of one build's or append's token stream."""
+        return Segment(self.folder, number)
+
+    def shard(
+        self, number: int, records: int, dim: int, key_dtype: str, weighted: bool = False
+    ) -> dict[str, ArrayFile]:
+        """Return the arrays of one shard: keys, values, origin, and weights if records have them."""
+
+        def file(name: str, dtype: str, *shape: int) -> ArrayFile:
+            return ArrayFile(self.folder / f"{name}-{number:05d}.npy", np.dtype(dtype), (records, *shape))
+
+        columns = {
+            "keys": file("keys", key_dtype, dim),
+            "values": file("values", "int32"),
+            "origin": file("origin", "int64"),
+        }
+        return columns | ({"weights": file("weights", "int32")} if weighted else {})
+
+    def index(self, name: str) -> "IndexFiles":
+        """Return the files of an index."""
+        return IndexFiles(self.folder / "index" / _plain("--index", name))
+
+    def adaptor(self, name: str) -> "AdaptorFiles":
+        """Return the files of an adaptor."""
+        return AdaptorFiles(self.folder / "adaptor" / _plain("--adaptor", name))
+
+    @property
+    def indexes(self) -> list[str]:
+        """The names of the finished indexes."""
+        return sorted(path.parent.name for path in self.folder.glob("index/*/index.json"))
+
+    @property
+    def adaptors(self) -> list[str]:
+        """The names of the finished adaptors."""
+        return sorted(path.parent.name for path in self.folder.glob("adaptor/*/adaptor.json"))
+
+    def of_a_build(self) -> list[Path]:
+        """List all that a build or append may have written, finished or not."""
+        patterns = ("keys-*.npy", "values-*.npy", "origin-*.npy", "tokens-*.npy", "docs-*", "*.part")
+        found = [path for pattern in patterns for path in sorted(self.folder.glob(pattern))]
+        return [*found, *(path for path in (self.probe, self.tokenizer) if path.exists())]
+
+
+def is_record_file(name: str) -> bool:
+    """Tell whether a file holds something of each record: its key, value, origin or weight."""
+    return name.startswith(("keys-", "values-", "origin-", "weights-"))
+
+
+def is_key_file(name: str) -> bool:
+    """Tell whether a file holds keys."""
+    return name.startswith("keys-")
+
+
+class IndexFiles:
+    """The files of an index; its data lie in a folder that its description names."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.name = folder.name
+        self.description = folder / "index.json"
+        self.settings = folder / "settings.json"  # what was tuned
+        self.neighbors = folder / "neighbors.npy"  # of every record, kept by merging
+        self.neighbors_description = folder / "neighbors.json"
+        self.ranks = folder / "ranks.npy"  # scores of every record, kept by ranking
+        self.ranks_description = folder / "ranks.json"
+
+    def data(self, name: str) -> "IndexData":
+        """Return the files of the index itself."""
+        return IndexData(self.folder / name)
+
+    def all_data(self) -> list[Path]:
+        """List the folders of data, finished or not."""
+        return sorted(self.folder.glob("data-*"))
+
+
+class IndexData:
+    """The data of an index: FAISS's own files, lists as arrays, and the records' values and weights."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.faiss = folder / "index.faiss"
+        self.transform = folder / "transform.faiss"
+        self.offsets = folder / "offsets.npy"
+        self.ids = folder / "ids.npy"
+        self.codes = folder / "codes.npy"
+        self.bias = folder / "bias.npy"
+
+    def column(self, name: str, records: int) -> ArrayFile:
+        """Return the file of the records' `values` or `weights`."""
+        return ArrayFile(self.folder / f"{name}.npy", np.dtype("int32"), (records,))
+
+
+class AdaptorFiles:
+    """The files of an adaptor."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.description = folder / "adaptor.json"
+        self.weights = folder / "adaptor.safetensors"
+
+
+class NGramFiles:
+    """The files of the n-gram tables."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.description = folder / "ngrams.json"
+
+    def table(self, name: str, dtype: str, length: int) -> ArrayFile:
+        """Return the file of a table."""
+        return ArrayFile(self.folder / f"{name}.npy", np.dtype(dtype), (length,))
+
+
+def _plain(option: str, name: str) -> str:
+    if not name or name != Path(name).name or name.startswith("."):
+        raise OptionError(f"{option} is {name!r}, expected a plain name")
+    return name

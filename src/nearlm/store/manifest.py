@@ -1,0 +1,146 @@
+"""The manifest: what a store holds, how it was made, and the checksum of each of its files."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nearlm.base import FileInfo, Json, StoreError, files, from_json, write_record
+from nearlm.store.layout import Layout
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class SegmentInfo:
+    """One build's or append's text: its names, the checksum of each, and a hash of all that was asked for."""
+
+    texts: list[str]
+    sha256: list[str]
+    read: int
+    tokens: int
+    documents: int
+    plan: str
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """One run of records."""
+
+    records: int
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The model that made the keys; a local one has a path, as seen from the store's folder."""
+
+    name: str
+    name_path: str | None
+    revision: str | None
+    quantization: str | None
+    adapter: str | None
+    adapter_path: str | None
+    fingerprint: str
+    probe_tokens: int
+    dtype: str
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class TokenizerInfo:
+    """The tokenizer that made the tokens."""
+
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class ParentInfo:
+    """The store that a store was made from: its name, its path as seen from the store's folder, its checksum."""
+
+    name: str
+    path: str
+    checksum: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a derived store's making: the command, its options, and what it has to report."""
+
+    command: str
+    options: Json
+    result: Json = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Write the step as its command line."""
+        said = [self.command]
+        for name, value in self.options.items():
+            if value is not None and value is not False:
+                said += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+        return " ".join(said)
+
+    def same_as(self, other: "Step") -> bool:
+        """Tell whether two steps ask for the same."""
+        return (self.command, self.options) == (other.command, other.options)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All that is known of a store without reading its arrays."""
+
+    format: int
+    model: ModelInfo
+    tokenizer: TokenizerInfo
+    key_tap: str
+    dim: int
+    key_dtype: str
+    window: int
+    stride: int
+    pack: bool
+    bos: list[int]
+    separator: list[int]
+    separator_option: str
+    tokens: int
+    documents: int
+    records: int
+    segments: list[SegmentInfo]
+    shards: list[ShardInfo]
+    files: dict[str, FileInfo]
+    parent: ParentInfo | None = None
+    transforms: list[Step] = field(default_factory=list)
+    query_dim: int | None = None
+    weighted: bool = False
+    checksum: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """The size of all files."""
+        return sum(file.bytes for file in self.files.values())
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Finish a store: with this, and only with this, the folder is one."""
+    write_record(Layout(folder).manifest, manifest)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check a store's manifest."""
+    layout = Layout(folder)
+    if not folder.exists():
+        raise StoreError(f"{folder} does not exist; make a store with: nearlm build --model … --text … --out {folder}")
+    if not folder.is_dir():
+        raise StoreError(f"{folder} is a file, expected the folder of a store")
+    if not layout.is_store:
+        raise _no_store(layout)
+    version = files.read_json(layout.manifest).get("format")
+    if isinstance(version, int) and version > FORMAT:
+        raise StoreError(f"{folder} has format {version}, this nearlm reads up to {FORMAT}; upgrade nearlm")
+    return from_json(Manifest, files.read_stamped(layout.manifest), layout.manifest)
+
+
+def _no_store(layout: Layout) -> StoreError:
+    folder = layout.folder
+    if layout.build_job.started:
+        return StoreError(f"{folder} is an unfinished build; finish it by repeating its `nearlm build` command")
+    if layout.derive_job.started:
+        command = f"nearlm {layout.derive_job.plan()['command']}"
+        return StoreError(f"{folder} is unfinished; finish it by repeating its `{command}` command")
+    name = layout.manifest.name
+    return StoreError(f"{folder} has no {name}, so it is no store; expected a folder made by `nearlm build`")

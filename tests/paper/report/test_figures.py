@@ -1,0 +1,108 @@
+"""The figures, from made-up results."""
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+import measured
+from nearlm.paper import report
+from nearlm.paper.report import figures
+from nearlm.paper.report.page import FIGURES
+from nearlm.paper.results import FeatureRow, PartSpeed
+
+DRAWINGS = [(part, name) for part, drawn in FIGURES.items() for name in drawn]
+
+
+def fewest(part):
+    """Return a part with as few points as it can have."""
+    main = measured.main_table()
+    ablation = measured.ablation()
+    choice = measured.choice()
+    return {
+        "main": replace(main, rows=main.rows[:2]),
+        "choice": replace(choice, points=[replace(choice.points[0], pareto=True, chosen=True)]),
+        "adaptive": replace(
+            ablation,
+            shares=[0.0],
+            curves={name: values[:1] for name, values in ablation.curves.items()},
+            features=[FeatureRow(["keys"], [9.0], 1)],
+            objectives={},
+            speed=PartSpeed({}, [300.0]),
+        ),
+        "pruning": {"merge": measured.keep_sweep("merge", ())},
+        "pca": measured.dim_sweep(()),
+        "k": measured.k_sweep(()),
+    }[part]
+
+
+@pytest.mark.parametrize(("part", "name"), DRAWINGS)
+def test_figures_are_the_same_bytes_each_time(tmp_path, part, name):
+    found = getattr(measured.parts(), part)
+    for kind in ("svg", "png"):
+        for time in ("first", "again"):
+            report.save(FIGURES[part][name](found), tmp_path / f"{time}.{kind}")
+        drawn = (tmp_path / f"first.{kind}").read_bytes()
+        assert drawn == (tmp_path / f"again.{kind}").read_bytes()
+    svg = (tmp_path / "first.svg").read_text()
+    assert "<dc:date>" not in svg and not re.search(r"\b(nan|inf)\b", svg)
+
+
+@pytest.mark.parametrize(("part", "name"), DRAWINGS)
+def test_one_point_is_enough_for_a_figure(tmp_path, part, name, recwarn):
+    report.save(FIGURES[part][name](fewest(part)), tmp_path / "one.svg")
+    assert not re.search(r"\b(nan|inf)\b", (tmp_path / "one.svg").read_text())
+    assert not recwarn.list
+
+
+def test_points_that_were_not_measured_are_left_out():
+    found = measured.k_sweep()
+    points = [replace(point, perplexity=math.nan) if point.value == 16 else point for point in found.points]
+    (line, *_) = figures.sweep(replace(found, points=points)).axes[0].lines
+    assert list(line.get_xdata()) == [8, 32, 64, 128, 256, 512, 1024]
+
+
+def test_a_figure_shows_what_was_measured():
+    ablation = measured.ablation()
+    line = figures.masks(ablation).axes[0].lines[0]
+    assert list(line.get_xdata()) == pytest.approx([100 * share for share in ablation.shares])
+    assert [line.get_label(), list(line.get_ydata())] == next(map(list, ablation.curves.items()))
+    merge = figures.pruning({"merge": measured.keep_sweep("merge")}).axes[0].lines[0]
+    assert list(merge.get_xdata()) == pytest.approx([20, 40, 60, 80, 100], abs=1e-3)
+    assert list(merge.get_ydata()) == sorted(merge.get_ydata(), reverse=True)
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_the_command_line_draws_any_kind(tmp_path, kind):
+    report.sweep_figure(measured.dim_sweep(), tmp_path / f"s.{kind}")
+    assert (tmp_path / f"s.{kind}").stat().st_size > 5_000
+
+
+def test_an_ablation_is_drawn_with_and_without_variants(tmp_path):
+    found = measured.ablation()
+    report.ablation_figure(found, tmp_path / "a.svg")
+    report.ablation_figure(replace(found, objectives={}, features=[]), tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").read_text() != (tmp_path / "b.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("sweep", "expected"),
+    [
+        (measured.dim_sweep(), "width of the keys"),
+        (measured.keep_sweep("kmeans"), "records kept, % (k-means)"),
+        (
+            measured.sweep("neighbors", [measured.point(None, 9.1, 90.0), measured.point(4, 9.2, 95.0)], "new"),
+            "K (new)",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_axis_says_what_was_varied(sweep, expected):
+    assert figures.sweep(sweep).axes[0].get_xlabel() == expected
+
+
+@pytest.mark.parametrize(("over", "expected"), [("keep", 100.0), ("dim", 576.0), ("nprobe", 24.0), ("neighbors", 1.0)])
+def test_the_store_as_it_is_has_a_star_at_its_own_value(over, expected):
+    star = figures.sweep(measured.sweep(over, [measured.point(None, 9.1, 90.0)])).axes[0].lines[-1]
+    assert (star.get_marker(), star.get_xdata()[0]) == ("*", expected)
