@@ -28,7 +28,10 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.open, self.tags, self.text, self.ids = [], [], [], []
+        self.open = []
+        self.tags = []
+        self.text = []
+        self.ids = []
         self.feed(text)
         self.close()
         assert not self.open
@@ -54,7 +57,7 @@ class Page(HTMLParser):
         return [attrs for name, attrs in self.tags if name == tag]
 
     def said(self):
-        return " ".join("".join(self.text).split(" ")).replace("\n", " ")
+        return "".join(self.text).replace("\n", " ")
 
 
 def write(folder, parts):
