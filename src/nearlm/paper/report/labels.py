@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from nearlm.paper.report.plotting import MUTED, finish
 
 # adjustText 1.4 leaves names on markers in 5 to 9 of 40 random main tables that `closer` draws, with any of eleven sets
-# of options; this search among fixed places does so in none, takes a third of the time, and does not need scipy.
+# of options; this search among fixed places does so in none, takes half the time, and does not need scipy.
 _GAPS = (9, 13, 19, 27, 38, 52, 68, 86, 106)  # points between a marker and its name
 _ANGLES = (0, 180, 90, 270, 45, 135, 315, 225, 20, 160, 70, 110, 250, 290)
 _NEAR = 14  # points: a name farther from its marker gets a line to it
