@@ -6,21 +6,19 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from nearlm.base import OptionError, Reporter, to_json
+from nearlm.base import OptionError
 from nearlm.cli.options import (
     FLAT,
+    OUTPUT,
     OWN_MODEL,
-    AsJson,
     Figure,
     IndexName,
     Model,
-    Quiet,
+    Shown,
     Source,
     Store,
     Stride,
     load_model,
-    show,
-    tell,
 )
 from nearlm.mixing import Adaptor, Training
 from nearlm.paper.ablation import ablate
@@ -39,19 +37,15 @@ def adapt_command(
     training: Annotated[Training, FLAT] = Training(),
     stride: Stride = None,
     spec: Model = OWN_MODEL,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Shown = OUTPUT,
 ) -> None:
     """Learn on a validation text when to ask the memory, and how much to trust it."""
     opened = Datastore.open(store)
     lm = load_model(opened, spec)
     made = Adaptor.train(
-        lm, opened, source, training, name=adaptor, index=index, stride=stride, reporter=Reporter(quiet)
+        lm, opened, source, training, name=adaptor, index=index, stride=stride, reporter=output.reporter
     )
-    if as_json:
-        show(to_json(made.info), True)
-    else:
-        print(made.table())
+    output.tell(made.info if output.as_json else made)
 
 
 def ablate_command(
@@ -66,8 +60,7 @@ def ablate_command(
     adaptor: Annotated[str, Parameter(help="The adaptor to take apart.")] = DEFAULT,
     figure: Figure = None,
     spec: Model = OWN_MODEL,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Shown = OUTPUT,
 ) -> None:
     """Take an adaptor apart on a test text: masks, weights, features, objectives."""
     if figure:
@@ -77,8 +70,8 @@ def ablate_command(
     opened = Datastore.open(store)
     lm = load_model(opened, spec)
     validation = dataclasses.replace(source, text=valid, max_tokens=valid_tokens) if valid else None
-    found = ablate(lm, opened, source, adaptor=adaptor, valid=validation, reporter=Reporter(quiet))
-    tell(found, as_json)
+    found = ablate(lm, opened, source, adaptor=adaptor, valid=validation, reporter=output.reporter)
+    output.tell(found)
     if figure:
         ablation_figure(found, Path(figure))
 
@@ -93,8 +86,7 @@ def sweep_command(
     out: Annotated[str | None, Parameter(help="Where it works. [default: the store's name with -sweep]")] = None,
     figure: Figure = None,
     spec: Model = OWN_MODEL,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Shown = OUTPUT,
 ) -> None:
     """Vary one thing of a store and measure what it costs."""
     if figure:
@@ -102,7 +94,7 @@ def sweep_command(
     opened = Datastore.open(store)
     lm = load_model(opened, spec)
     folder = Path(out) if out else opened.path.with_name(f"{opened.path.name}-sweep")
-    found = sweep(lm, opened, values, source, options, folder, reporter=Reporter(quiet))
-    tell(found, as_json)
+    found = sweep(lm, opened, values, source, options, folder, reporter=output.reporter)
+    output.tell(found)
     if figure:
         sweep_figure(found, Path(figure))

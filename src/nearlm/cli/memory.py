@@ -5,22 +5,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from nearlm.base import Json, Reporter, to_json
-from nearlm.cli.options import (
-    FLAT,
-    OWN_MODEL,
-    AsJson,
-    Model,
-    Out,
-    Quiet,
-    Source,
-    Store,
-    Stride,
-    load_model,
-    model_spec,
-    show,
-    tell,
-)
+from nearlm.base import Json, to_json
+from nearlm.cli.options import FLAT, OUTPUT, OWN_MODEL, Model, Out, Shown, Source, Store, Stride, load_model, model_spec
 from nearlm.store import DEFAULT, Datastore, SearchSettings
 
 NoKnn = Annotated[bool, Parameter(help="The model alone, without its memory.", show_default=False)]
@@ -38,8 +24,7 @@ def tune_command(
     distances: Annotated[str, Parameter(help="index, store or parent, as for `eval`.")] = "index",
     stride: Stride = None,
     spec: Model = OWN_MODEL,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Shown = OUTPUT,
 ) -> None:
     """Choose λ, T and k on a validation text, and keep them with the index."""
     from nearlm.mixing import tune
@@ -48,7 +33,7 @@ def tune_command(
     opened = Datastore.open(store)
     retriever = Retriever(opened, index, nprobe=nprobe, distances=distances)
     lm = load_model(opened, spec)
-    tell(tune(lm, retriever, source, k=k, stride=stride, reporter=Reporter(quiet)), as_json)
+    output.tell(tune(lm, retriever, source, k=k, stride=stride, reporter=output.reporter))
 
 
 def eval_command(
@@ -60,8 +45,7 @@ def eval_command(
     no_knn: NoKnn = False,
     stride: Stride = None,
     spec: Model = OWN_MODEL,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Shown = OUTPUT,
 ) -> None:
     """Perplexity and speed over a text, and where the time went."""
     from nearlm.knnlm import KNNLM, evaluate
@@ -69,10 +53,10 @@ def eval_command(
     opened = Datastore.open(store)
     knnlm = KNNLM.load(opened, model_spec(opened, spec), settings, knn=not no_knn)
     if knnlm.retriever is not None:
-        knnlm.retriever.announce(Reporter(quiet))
-    found = to_json(evaluate(knnlm, source, stride=stride, reporter=Reporter(quiet)))
+        knnlm.retriever.announce(output.reporter)
+    found = to_json(evaluate(knnlm, source, stride=stride, reporter=output.reporter))
     search = found.pop("search")
-    show({**found, **{name: value for name, value in search.items() if name != "budget"}}, as_json)
+    output.show({**found, **{name: value for name, value in search.items() if name != "budget"}})
 
 
 def generate_command(
@@ -112,12 +96,11 @@ def optimize_command(
     out: Out,
     budget: Annotated[float, Parameter(help="Perplexity that it may cost, compared with the vanilla kNN-LM.")] = 0.1,
     spec: Model = OWN_MODEL,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Shown = OUTPUT,
 ) -> None:
     """Make the fastest store within a perplexity budget, ready to use."""
     from nearlm.optimizer import optimize
 
     opened = Datastore.open(store)
     lm = load_model(opened, spec)
-    tell(optimize(lm, opened, source, out, budget=budget, reporter=Reporter(quiet)), as_json)
+    output.tell(optimize(lm, opened, source, out, budget=budget, reporter=output.reporter))

@@ -1,15 +1,15 @@
 """What commands have in common: options of their own, loading a store's model, and showing what was found."""
 
-import dataclasses
 import json
 import shutil
 import sys
 import textwrap
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from nearlm.base import to_json
+from nearlm.base import Reporter, to_json
 from nearlm.model import ModelSpec
 from nearlm.store import Datastore
 from nearlm.text import TextSource
@@ -36,14 +36,14 @@ def model_spec(store: Datastore, given: ModelSpec) -> ModelSpec:
     """Say how to load a store's model: from where it was, or from where it is now, but for what is given."""
     known = store.model_spec()
     if given.model is not None:
-        known = dataclasses.replace(known, model=given.model, revision=None)
+        known = replace(known, model=given.model, revision=None)
     wishes = {
         name: getattr(given, name)
         for name in ("revision", "adapter", "quantization")
         if getattr(given, name) is not None
     }
     loading = {name: getattr(given, name) for name in ("device", "dtype", "trust_remote_code")}
-    return dataclasses.replace(known, **wishes, **loading)
+    return replace(known, **wishes, **loading)
 
 
 def load_model(store: Datastore, given: ModelSpec) -> "LM":
@@ -53,12 +53,32 @@ def load_model(store: Datastore, given: ModelSpec) -> "LM":
     return load_lm(store, model_spec(store, given))
 
 
-def tell(found: Any, as_json: bool) -> None:
-    """Print what was found, as its table or as JSON."""
-    if as_json:
-        show(to_json(found), True)
-    else:
-        print(found.table())
+@dataclass(frozen=True)
+class Output:
+    """How a command tells what it does and what it found."""
+
+    quiet: Quiet = False
+    as_json: AsJson = False
+
+    @property
+    def reporter(self) -> Reporter:
+        """Whom to tell of the progress."""
+        return Reporter(self.quiet)
+
+    def tell(self, found: Any) -> None:
+        """Print what was found, as its table or as JSON."""
+        if self.as_json:
+            self.show(to_json(found))
+        else:
+            print(found.table())
+
+    def show(self, values: dict[str, Any]) -> None:
+        """Print values, one a line, or as JSON."""
+        show(values, self.as_json)
+
+
+Shown = Annotated[Output, FLAT]
+OUTPUT = Output()
 
 
 def show(values: dict[str, Any], as_json: bool) -> None:

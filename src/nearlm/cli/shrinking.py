@@ -4,8 +4,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from nearlm.base import Reporter, to_json
-from nearlm.cli.options import FLAT, AsJson, IndexName, Out, Quiet, Restart, Store, show
+from nearlm.base import to_json
+from nearlm.cli.options import FLAT, OUTPUT, IndexName, Out, Restart, Shown, Store
 from nearlm.search import build_index
 from nearlm.shrink import PruneOptions, ReduceOptions, prune_store, reduce_store
 from nearlm.store import DEFAULT, Datastore, result_of
@@ -18,11 +18,10 @@ def reduce_command(
     options: Annotated[ReduceOptions, FLAT],
     out: Out,
     restart: Restart = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Shown = OUTPUT,
 ) -> None:
     """Make a store with narrower keys, by PCA and a random rotation."""
-    show(result_of(reduce_store(store, options, out, restart=restart, reporter=Reporter(quiet))), as_json)
+    output.show(result_of(reduce_store(store, options, out, restart=restart, reporter=output.reporter)))
 
 
 def prune_command(
@@ -32,11 +31,10 @@ def prune_command(
     options: Annotated[PruneOptions, FLAT],
     out: Out,
     restart: Restart = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Shown = OUTPUT,
 ) -> None:
     """Make a store with fewer records, weighted by what they stand for."""
-    show(result_of(prune_store(store, options, out, restart=restart, reporter=Reporter(quiet))), as_json)
+    output.show(result_of(prune_store(store, options, out, restart=restart, reporter=output.reporter)))
 
 
 def index_command(
@@ -49,9 +47,8 @@ def index_command(
     ] = None,
     nprobe: Annotated[int | None, Parameter(help="Lists a search looks at. [default: the index's]")] = None,
     index: IndexName = DEFAULT,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Shown = OUTPUT,
 ) -> None:
     """Make a search index over a store's keys, or bring it up to date."""
-    info = build_index(Datastore.open(store), factory, name=index, nprobe=nprobe, reporter=Reporter(quiet))
-    show({name: value for name, value in to_json(info).items() if name not in ("files", "shards", "manifest")}, as_json)
+    info = build_index(Datastore.open(store), factory, name=index, nprobe=nprobe, reporter=output.reporter)
+    output.show({name: value for name, value in to_json(info).items() if name not in ("files", "shards", "manifest")})
