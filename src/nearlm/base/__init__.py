@@ -1,6 +1,6 @@
 """What everything rests on: errors, atomic files, resumable jobs, mapped arrays, progress. Knows nothing of LMs."""
 
-from nearlm.base.arrays import ArrayFile, ShardedArray
+from nearlm.base.arrays import Array, ArrayFile, Doubles, Floats, Ids, Int32s, Ints, Reals, ShardedArray, blocks
 from nearlm.base.cache import cache_dir, cache_lock, store_folder
 from nearlm.base.errors import (
     FetchError,
@@ -10,6 +10,8 @@ from nearlm.base.errors import (
     OptionError,
     StoreError,
     TextError,
+    check_at_least,
+    flag,
 )
 from nearlm.base.files import Json, canonical_hash
 from nearlm.base.jobs import Job, Pieces

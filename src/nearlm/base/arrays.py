@@ -1,6 +1,6 @@
 """Arrays that lie on disk in several `.npy` files and are read as one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,14 @@ import numpy.typing as npt
 
 from nearlm.base import files
 from nearlm.base.errors import StoreError
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Reals = npt.NDArray[np.floating[Any]]
+Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+Ids = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ class ArrayFile:
         """Replace the file by an array, whole or not at all."""
         files.write_array(self.path, self.dtype, self.shape, [np.asarray(rows)])
 
-    def open(self) -> npt.NDArray[Any]:
+    def open(self) -> Array:
         """Map the file into memory, read-only."""
         return np.memmap(self.path, self.dtype, "r", files.NPY_HEADER, self.shape)
 
@@ -62,22 +70,13 @@ class ArrayFile:
 class ShardedArray:
     """Several arrays as one along their first axis; slices and `take` read from disk only what they return."""
 
-    def __init__(self, shards: Sequence[npt.NDArray[Any]]):
+    def __init__(self, shards: Sequence[Array]):
         self.shards = list(shards)
-        self._ends = np.cumsum([len(shard) for shard in self.shards])
+        self.dtype = self.shards[0].dtype
+        self.shape = (sum(len(shard) for shard in self.shards), *self.shards[0].shape[1:])
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The type of an element."""
-        return self.shards[0].dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the whole."""
-        return (len(self), *self.shards[0].shape[1:])
+        return int(self.shape[0])
 
     def __getitem__(self, item: int | slice) -> Any:
         if isinstance(item, slice):
@@ -85,9 +84,16 @@ class ShardedArray:
             if step != 1:
                 return self.take(np.arange(start, stop, step))
             return self._range(start, max(start, stop))
-        return self.take(np.array([item]))[0]
+        return self.take([item])[0]
 
-    def take(self, ids: npt.ArrayLike) -> npt.NDArray[Any]:
+    def parts(self) -> Iterator[tuple[int, Array]]:
+        """Yield each shard with the number of its first element in the whole."""
+        first = 0
+        for shard in self.shards:
+            yield first, shard
+            first += len(shard)
+
+    def take(self, ids: npt.ArrayLike) -> Array:
         """Return the elements at `ids`, in their order; each shard is read once, front to back."""
         wanted = np.asarray(ids)
         if wanted.size and wanted.dtype.kind not in "iu":
@@ -98,21 +104,25 @@ class ShardedArray:
             raise IndexError(f"ids {flat.min()} to {flat.max()} are outside 0 to {len(self) - 1}")
         unique, inverse = np.unique(np.where(flat < 0, flat + len(self), flat), return_inverse=True)
         found = np.empty((len(unique), *self.shape[1:]), self.dtype)
-        cuts = np.searchsorted(unique, np.concatenate(([0], self._ends)))
-        for shard, end, begin, stop in zip(self.shards, self._ends, cuts[:-1], cuts[1:], strict=True):
+        for first, shard in self.parts():
+            begin, stop = np.searchsorted(unique, (first, first + len(shard)))
             if begin < stop:
-                found[begin:stop] = shard[unique[begin:stop] - (end - len(shard))]
+                found[begin:stop] = shard[unique[begin:stop] - first]
         return found[inverse].reshape((*wanted.shape, *self.shape[1:]))
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.asarray(self[:], dtype)
 
-    def _range(self, start: int, stop: int) -> npt.NDArray[Any]:
+    def _range(self, start: int, stop: int) -> Array:
         out = np.empty((stop - start, *self.shape[1:]), self.dtype)
-        for shard, end in zip(self.shards, self._ends, strict=True):
-            first = end - len(shard)
-            low = max(start, first)
-            high = min(stop, end)
-            if low < high:
-                out[low - start : high - start] = shard[low - first : high - first]
+        for first, shard in self.parts():
+            wanted = shard[max(start - first, 0) : max(stop - first, 0)]
+            if len(wanted):
+                at = max(first - start, 0)
+                out[at : at + len(wanted)] = wanted
         return out
+
+
+def blocks(total: int, size: int) -> Iterator[slice]:
+    """Cut a number of rows into blocks of at most `size`."""
+    return (slice(start, min(start + size, total)) for start in range(0, total, size))

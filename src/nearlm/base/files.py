@@ -28,22 +28,12 @@ NPY_HEADER = 128  # bytes: the same for every array, so that a length can be fil
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace `path` by `data`, whole or not at all, also after a power cut."""
-    part = path.with_name(path.name + ".part")
-    with open(part, "wb") as file:
-        append(file, data)
-        sync(file)
-    replace(part, path)
+    _write(path, data)
 
 
 def write_array(path: Path, dtype: npt.DTypeLike, shape: tuple[int, ...], parts: Iterable[npt.NDArray[Any]]) -> None:
     """Replace `path` by an `.npy` file made of parts, whole or not at all; only one part is held at a time."""
-    part = path.with_name(path.name + ".part")
-    with open(part, "wb") as file:
-        append(file, npy_header(dtype, shape))
-        for rows in parts:
-            append(file, np.ascontiguousarray(rows, dtype).data)
-        sync(file)
-    replace(part, path)
+    _write(path, npy_header(dtype, shape), (np.ascontiguousarray(rows, dtype).data for rows in parts))
 
 
 def sync_file(path: Path) -> None:
@@ -118,8 +108,13 @@ def allocate(path: Path, header: bytes, size: int) -> None:
     with open(path, "wb") as file:
         append(file, header)
         file.flush()
-        if size > len(header):
-            _reserve(file, size)
+        try:
+            if size > len(header):
+                os.posix_fallocate(file.fileno(), 0, size)
+        except (AttributeError, OSError) as error:  # macOS has none, and not every file system can
+            if isinstance(error, OSError) and error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+            os.ftruncate(file.fileno(), size)
         sync(file)
     _sync_folder(path.parent)
 
@@ -177,26 +172,22 @@ def npy_header(dtype: npt.DTypeLike, shape: tuple[int, ...]) -> bytes:
 @contextlib.contextmanager
 def lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold the one writer's lock of `folder`, which goes away with the process; `wait` for another that has it."""
-    held = FileLock(folder / ".lock")
     try:
-        held.acquire(blocking=wait)
+        held = FileLock(folder / ".lock").acquire(blocking=wait)
     except Timeout:
         raise StoreError(f"another nearlm process is writing to {folder}; wait for it or stop it") from None
-    try:
+    with held:
         yield
-    finally:
-        held.release()
 
 
-def _reserve(file: BinaryIO, size: int) -> None:
-    try:
-        os.posix_fallocate(file.fileno(), 0, size)
-    except AttributeError:  # macOS
-        os.ftruncate(file.fileno(), size)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-            raise
-        os.ftruncate(file.fileno(), size)
+def _write(path: Path, begin: bytes, rest: Iterable[memoryview] = ()) -> None:
+    part = path.with_name(path.name + ".part")
+    with open(part, "wb") as file:
+        append(file, begin)
+        for chunk in rest:
+            append(file, chunk)
+        sync(file)
+    replace(part, path)
 
 
 def _sync_folder(folder: Path) -> None:

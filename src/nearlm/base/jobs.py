@@ -2,20 +2,22 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from nearlm.base import files
-from nearlm.base.arrays import ArrayFile
+from nearlm.base.arrays import Array, ArrayFile
 from nearlm.base.files import Json
+from nearlm.base.progress import Advance
 from nearlm.base.records import FileInfo, from_json, to_json
 
 CHECKPOINT_SECONDS = 2.0
-Pieces = Iterable[tuple[str, int, npt.NDArray[Any]]]
+Columns = dict[str, ArrayFile]
+Pieces = Iterable[tuple[str, int, Array]]
+Compute = Callable[[int], Pieces]
 Result = TypeVar("Result")
 
 
@@ -73,14 +75,7 @@ class Job:
             self.note(step, noted)
         return from_json(kind, noted["result"], self.folder / f"{step}.json")
 
-    def fill(
-        self,
-        step: str,
-        columns: Mapping[str, ArrayFile],
-        batches: int,
-        compute: Callable[[int], Pieces],
-        ticked: Callable[[int], None],
-    ) -> None:
+    def fill(self, step: str, columns: Columns, batches: int, compute: Compute, ticked: Advance) -> None:
         """Fill arrays from `compute(batch)`, which yields (column, first row, rows), for the batches not done yet.
 
         The files are reserved at full size first, so that a full disk shows before the work. `ticked` is told the
@@ -107,18 +102,13 @@ class Job:
                     noted = time.monotonic()
 
     def fill_files(
-        self,
-        step: str,
-        columns: Mapping[str, ArrayFile],
-        batches: int,
-        compute: Callable[[int], Pieces],
-        ticked: Callable[[int], None],
+        self, step: str, columns: Columns, batches: int, compute: Compute, ticked: Advance
     ) -> dict[str, FileInfo]:
         """Fill arrays as `fill` does, unless that has been done, and return what each file became."""
         noted = self.state(step)
         if "files" not in noted or not all(column.sound for column in columns.values()):
             self.fill(step, columns, batches, compute, ticked)
-            made = {column.path.name: FileInfo.of(column.path) for column in columns.values()}
+            made = FileInfo.by_name(column.path for column in columns.values())
             noted = {**self.state(step), "files": to_json(made)}
             self.note(step, noted)
         return from_json(dict[str, FileInfo], noted["files"], self.folder)
@@ -130,6 +120,13 @@ class Job:
     def forget_plan(self) -> None:
         """Forget the plan alone: what is left of the folder is nobody's job any more."""
         files.remove(self._plan)
+
+    def discard(self, left: Iterable[Path]) -> None:
+        """Forget the job and what it has left; its folder goes last: without it the rest would be a stranger's."""
+        self.forget_plan()
+        for path in left:
+            files.remove(path)
+        self.close()
 
     def close(self) -> None:
         """Forget the job; the plan goes first, so that a kill in between leaves no job."""

@@ -42,13 +42,9 @@ class Reporter:
             yield self._lines(label, total, unit, done)
 
     def _live_bar(self, label: str, total: int | None, unit: str, done: int) -> Iterator[Advance]:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-        )
-        with Progress(*columns, TimeRemainingColumn(), console=self._console, transient=False) as progress:
+        speed = TextColumn("{task.fields[rate]}")
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), speed, TimeRemainingColumn())
+        with Progress(*columns, console=self._console) as progress:
             task = progress.add_task(label, total=total, completed=done, rate="")
             rate = Rate()
             yield lambda count: progress.update(task, advance=count, rate=f"{rate(count):,.0f} {unit}/s")

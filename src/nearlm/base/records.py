@@ -1,6 +1,6 @@
 """Records on disk: frozen dataclasses as JSON files with a checksum of their own, validated when they are read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,6 +9,7 @@ import msgspec
 
 from nearlm.base import files
 from nearlm.base.errors import StoreError
+from nearlm.base.progress import Advance
 
 Record = TypeVar("Record")
 
@@ -53,14 +54,14 @@ class FileInfo:
         """Describe a file as it is."""
         return cls(path.stat().st_size, files.checksum(path))
 
+    @classmethod
+    def by_name(cls, paths: Iterable[Path]) -> "dict[str, FileInfo]":
+        """Describe files as they are, by their names."""
+        return {path.name: cls.of(path) for path in paths}
+
 
 def check_files(
-    folder: Path,
-    listed: Mapping[str, FileInfo],
-    remedy: str,
-    *,
-    every_byte: bool = False,
-    advance: Callable[[int], None] = lambda count: None,
+    folder: Path, listed: dict[str, FileInfo], remedy: str, *, every_byte: bool = False, advance: Advance | None = None
 ) -> None:
     """Refuse the first listed file that is missing or cut, or, if every byte is read, not as it was written."""
     for name, stated in listed.items():
@@ -69,4 +70,5 @@ def check_files(
             raise StoreError(f"{path} is missing or cut, expected {stated.bytes:,} bytes; {remedy}")
         if every_byte and files.checksum(path) != stated.sha256:
             raise StoreError(f"{path} is damaged (its checksum differs); {remedy}")
-        advance(stated.bytes)
+        if advance:
+            advance(stated.bytes)

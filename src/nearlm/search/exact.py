@@ -2,12 +2,11 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import faiss
 import numpy as np
-import numpy.typing as npt
 
+from nearlm.base import Floats, Ints, Reals, blocks
 from nearlm.search.index import Measurement, SearchIndex
 from nearlm.search.kinds import PAPER_K
 from nearlm.store import Datastore
@@ -15,6 +14,7 @@ from nearlm.store import Datastore
 _BLOCK = 1 << 14
 _QUERIES = 256
 _SEED = 1
+Transform = Callable[[Reals], Floats]
 
 
 def measure(store: Datastore, index: SearchIndex, k: int = PAPER_K) -> Measurement:
@@ -33,7 +33,7 @@ def measure(store: Datastore, index: SearchIndex, k: int = PAPER_K) -> Measureme
     if index.transform is not None:
         recall = _recall(found, exact_search(store, queries, k, index.transformed)[1])
     real = found >= 0
-    exact = squared_distances(store, queries, found, index.transformed)
+    exact = _squared_distances(store, queries, found, index.transformed)
     error = np.abs(distances[real] - exact[real]) / np.maximum(exact[real], 1e-6)
     return Measurement(
         recall_at=k,
@@ -44,42 +44,32 @@ def measure(store: Datastore, index: SearchIndex, k: int = PAPER_K) -> Measureme
     )
 
 
-def _recall(found: npt.NDArray[np.int64], true: npt.NDArray[np.int64]) -> float:
+def _recall(found: Ints, true: Ints) -> float:
     hits = sum(len(np.intersect1d(a[a >= 0], b)) for a, b in zip(found, true, strict=True))
     return round(hits / true.size, 4)
 
 
-def _as_stored(keys: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
+def _as_stored(keys: Reals) -> Floats:
     return keys.astype(np.float32)
 
 
-Transform = Callable[[npt.NDArray[np.floating[Any]]], npt.NDArray[np.float32]]
-
-
-def exact_search(
-    store: Datastore, queries: npt.NDArray[np.float32], k: int, transformed: Transform = _as_stored
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+def exact_search(store: Datastore, queries: Floats, k: int, transformed: Transform = _as_stored) -> tuple[Floats, Ints]:
     """Search by brute force over the stored keys, block by block."""
     queries = transformed(queries)
     distances = np.empty((len(queries), 0), np.float32)
     ids = np.empty((len(queries), 0), np.int64)
-    for start in range(0, len(store), _BLOCK):
-        block = transformed(store.keys[start : start + _BLOCK])
+    for rows in blocks(len(store), _BLOCK):
+        block = transformed(store.keys[rows])
         D, I = faiss.knn(queries, block, min(k, len(block)))  # noqa: E741
         distances = np.hstack([distances, D])
-        ids = np.hstack([ids, I + start])
+        ids = np.hstack([ids, I + rows.start])
         best = np.argsort(distances, axis=1, kind="stable")[:, :k]
         distances = np.take_along_axis(distances, best, 1)
         ids = np.take_along_axis(ids, best, 1)
     return distances, ids
 
 
-def squared_distances(
-    store: Datastore,
-    queries: npt.NDArray[np.float32],
-    ids: npt.NDArray[np.int64],
-    transformed: Transform = _as_stored,
-) -> npt.NDArray[np.float32]:
+def _squared_distances(store: Datastore, queries: Floats, ids: Ints, transformed: Transform) -> Floats:
     """Return the true squared distances of queries to stored keys, [n, k], in float32 differences; inf for id -1."""
     out = np.full(ids.shape, np.inf, np.float32)
     for row, (query, neighbours) in enumerate(zip(transformed(queries), ids, strict=True)):

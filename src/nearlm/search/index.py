@@ -5,9 +5,8 @@ from typing import Any
 
 import faiss
 import numpy as np
-import numpy.typing as npt
 
-from nearlm.base import FileInfo, StoreError, check_files, files, read_record
+from nearlm.base import FileInfo, Floats, Reals, StoreError, check_files, files, read_record
 from nearlm.search.kinds import IndexSpec
 from nearlm.search.linear import principal_axes
 from nearlm.search.scan import Found, Lists, ListScan, can_scan, without_lists, write_lists
@@ -78,12 +77,12 @@ class SearchIndex:
         else:  # on a GPU
             faiss.GpuParameterSpace().set_index_parameter(self.faiss, "nprobe", nprobe)
 
-    def transformed(self, keys: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
+    def transformed(self, keys: Reals) -> Floats:
         """Take keys or queries into the space in which the index measures distances."""
         x = np.ascontiguousarray(keys, np.float32)
         return x if self.transform is None else self.transform.apply(x)
 
-    def search(self, queries: npt.NDArray[np.float32], k: int, *, ordered: bool = True) -> Found:
+    def search(self, queries: Floats, k: int, *, ordered: bool = True) -> Found:
         """Return squared distances and ids of at most k neighbours a query, padded with id -1, nearest first.
 
         Where the order does not matter, a scan need not spend time on it.
@@ -95,7 +94,7 @@ class SearchIndex:
         found: Found = self.faiss.search(x, k)
         return found
 
-    def add(self, keys: npt.NDArray[np.float32]) -> None:
+    def add(self, keys: Floats) -> None:
         """Add keys; their ids go on from those that are there."""
         self.faiss.add(self.transformed(keys))
 
@@ -206,7 +205,7 @@ def empty_index(spec: IndexSpec, dim: int) -> SearchIndex:
     return SearchIndex(spec, None, made)
 
 
-def train_index(index: SearchIndex, keys: npt.NDArray[np.float32]) -> None:
+def train_index(index: SearchIndex, keys: Floats) -> None:
     """Train transform and index on a sample of keys."""
     if index.spec.pca:
         index.transform = principal_axes(keys, index.spec.pca, index.spec.eigen_power)

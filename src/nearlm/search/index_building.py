@@ -6,30 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from nearlm.base import (
-    QUIET,
-    FileInfo,
-    Job,
-    Reporter,
-    StoreError,
-    duration,
-    files,
-    read_if_there,
-    size,
-    to_json,
-    write_record,
-)
+from nearlm.base import Job, StoreError, files
+from nearlm.base.progress import QUIET, Reporter, duration, size
+from nearlm.base.records import FileInfo, read_if_there, to_json, write_record
 from nearlm.search.exact import measure
-from nearlm.search.index import (
-    IndexInfo,
-    SearchIndex,
-    empty_index,
-    load_parts,
-    read_index_info,
-    read_parts,
-    train_index,
-    write_parts,
-)
+from nearlm.search.index import IndexInfo, SearchIndex, empty_index, load_parts, read_parts, train_index, write_parts
 from nearlm.search.kinds import AUTO, IndexSpec, choose_index, sample_size
 from nearlm.store import DEFAULT, Datastore, is_key_file
 
@@ -74,7 +55,10 @@ class _Indexer:
 
     def run(self, factory: str | None, nprobe: int | None) -> IndexInfo:
         """Train, fill, measure, and write `index.json` last."""
-        spec = self._choose(factory, nprobe)
+        if factory is None and self.done:  # what is there keeps its kind
+            spec = self.done.spec.with_nprobe(nprobe)
+        else:
+            spec = choose_index(factory or AUTO, len(self.store), self.store.dim, nprobe)
         factory = factory or (self.done.factory if self.done else AUTO)
         if self.done and self.done.spec == spec and self.done.manifest == self.store.checksum:
             self.reporter.say(f"index {self.name!r} is complete already")
@@ -93,13 +77,7 @@ class _Indexer:
         write_record(self.place.description, info)
         self.job.close()
         self._remove_data(keep=data)
-        return read_index_info(self.store, self.name)
-
-    def _choose(self, factory: str | None, nprobe: int | None) -> IndexSpec:
-        """Choose what was asked for, for the store's size; without a wish an index that is there keeps its kind."""
-        if factory is None and self.done:
-            return self.done.spec.with_nprobe(nprobe)
-        return choose_index(factory or AUTO, len(self.store), self.store.dim, nprobe)
+        return info
 
     def _begin(self, spec: IndexSpec) -> SearchIndex:
         """Return the index as far as it is made: by a killed job, by an earlier index, or not at all."""
@@ -111,13 +89,11 @@ class _Indexer:
                 return index
         self.job.begin(plan)
         self._remove_data(keep=self.done.data if self.done else "")
-        if self.done and self.done.spec.same_data(spec) and self._grown_from(self.done):
-            return load_parts(self.place.data(self.done.data), spec)
+        if self.done and self.done.spec.same_data(spec):
+            appended_only = self.done.shards == self._shards()[: len(self.done.shards)]
+            if appended_only:
+                return load_parts(self.place.data(self.done.data), spec)
         return empty_index(spec, self.store.dim)
-
-    def _grown_from(self, done: IndexInfo) -> bool:
-        """Tell whether the store has only been appended to since an index was made."""
-        return done.shards == self._shards()[: len(done.shards)]
 
     def _shards(self) -> list[str]:
         return [file.sha256 for name, file in sorted(self.store.manifest.files.items()) if is_key_file(name)]

@@ -3,11 +3,10 @@
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import Any
 
 import faiss
 
-from nearlm.base import OptionError
+from nearlm.base import OptionError, check_at_least
 
 AUTO = "auto"
 PAPER = "paper"
@@ -37,8 +36,7 @@ class IndexSpec:
 
     def with_nprobe(self, nprobe: int | None) -> "IndexSpec":
         """Return the same kind with another number of lists to look at, if one is given."""
-        if nprobe is not None and nprobe < 1:
-            raise OptionError(f"--nprobe is {nprobe}, expected at least 1")
+        check_at_least(1, nprobe=nprobe)
         if nprobe is not None and self.nprobe is None:
             raise OptionError(f"--nprobe is {nprobe}, but an index of kind {self.factory} has no lists; leave it out")
         return replace(self, nprobe=nprobe or self.nprobe)
@@ -63,7 +61,7 @@ def choose_index(factory: str, records: int, dim: int, nprobe: int | None = None
 
 def _has_lists(factory: str, records: int, dim: int) -> bool:
     try:
-        return is_ivf(faiss.index_factory(dim, factory))
+        return faiss.try_extract_index_ivf(faiss.index_factory(dim, factory)) is not None
     except RuntimeError:
         raise OptionError(
             f"--factory {factory!r} is no FAISS factory string for {dim} dimensions; "
@@ -89,11 +87,6 @@ def _auto(records: int, dim: int) -> IndexSpec:
         return IndexSpec("Flat", None, min(dim, 256), _HALF_WHITE)
     nlist = min(1 << 14, 32 * max(1, round(1.11 * math.sqrt(records) / 32)))  # smooth: fewer records, shorter lists
     return IndexSpec(f"IVF{nlist},SQ8", 8, min(192, dim), _HALF_WHITE)
-
-
-def is_ivf(index: Any) -> bool:
-    """Tell whether an index has inverted lists, also below transforms."""
-    return faiss.try_extract_index_ivf(index) is not None
 
 
 def sample_size(spec: IndexSpec, records: int) -> int:

@@ -4,10 +4,11 @@ from typing import Any
 
 import faiss
 import numpy as np
-import numpy.typing as npt
+
+from nearlm.base import Doubles, Floats, Reals
 
 
-def linear_transform(A: npt.NDArray[np.floating[Any]], b: npt.NDArray[np.floating[Any]]) -> Any:
+def linear_transform(A: Reals, b: Reals) -> Any:
     """Return the FAISS transform x → A x + b."""
     made = faiss.LinearTransform(A.shape[1], A.shape[0], True)
     faiss.copy_array_to_vector(np.ascontiguousarray(A, np.float32).ravel(), made.A)
@@ -17,14 +18,14 @@ def linear_transform(A: npt.NDArray[np.floating[Any]], b: npt.NDArray[np.floatin
     return made
 
 
-def matrix(transform: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def matrix(transform: Any) -> tuple[Doubles, Doubles]:
     """Return A and b of a linear transform x → A x + b."""
     A = faiss.vector_to_array(transform.A).reshape(transform.d_out, transform.d_in)
     b = faiss.vector_to_array(transform.b) if transform.have_bias else np.zeros(transform.d_out)
     return A.astype(np.float64), b.astype(np.float64)
 
 
-def principal_axes(keys: npt.NDArray[np.float32], width: int, eigen_power: float) -> Any:
+def principal_axes(keys: Floats, width: int, eigen_power: float) -> Any:
     """Return the FAISS transform to the first principal axes of keys, scaled so that it keeps their total variance."""
     pca = faiss.PCAMatrix(keys.shape[1], width)
     pca.train(keys)

@@ -11,12 +11,11 @@ from typing import Any
 
 import numba
 import numpy as np
-import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from nearlm.base import ShardedArray, files
+from nearlm.base import Array, Floats, Ids, ShardedArray, blocks, files
 
 _READ_QUERIES = 64  # whose pages are asked for together
 
@@ -31,34 +30,28 @@ class Rescorer:
             for shard in keys.shards:
                 _advise(shard, 0, len(getattr(shard, "_mmap", b"")))
 
-    def distances(self, queries: npt.NDArray[np.float32], ids: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float32]:
+    def distances(self, queries: Floats, ids: Ids) -> Floats:
         """Return the squared distances of queries [n, dim] to records [n, k] in float32 differences; inf for id -1."""
         out = np.full(ids.shape, np.inf, np.float32)
-        step = len(ids) if self.in_memory else _READ_QUERIES
-        for start in range(0, len(ids), max(step, 1)):
-            part = slice(start, start + step)
+        for part in blocks(len(ids), max(len(ids), 1) if self.in_memory else _READ_QUERIES):
             if not self.in_memory:
                 self._read_ahead(np.unique(ids[part][ids[part] >= 0]))
-            first = 0
-            for shard in self.keys.shards:
+            for first, shard in self.keys.parts():
                 rows = np.asarray(shard)
                 if rows.dtype == np.float16:
                     rows = rows.view(np.uint16)  # numba knows no half precision
                 _kernel(queries[part], rows, ids[part], first, out[part])
-                first += len(shard)
         return out
 
-    def _read_ahead(self, ids: npt.NDArray[np.integer[Any]]) -> None:
-        first = 0
-        for shard in self.keys.shards:
+    def _read_ahead(self, ids: Ids) -> None:
+        for first, shard in self.keys.parts():
             here = ids[np.searchsorted(ids, first) : np.searchsorted(ids, first + len(shard))] - first
-            first += len(shard)
             if len(here):
                 for begin, length in page_runs(here, shard.nbytes // len(shard), files.NPY_HEADER):
                     _advise(shard, begin, length)
 
 
-def page_runs(rows: npt.NDArray[np.integer[Any]], width: int, offset: int) -> list[tuple[int, int]]:
+def page_runs(rows: Ids, width: int, offset: int) -> list[tuple[int, int]]:
     """Return the runs of pages (begin, length in bytes) that hold some rows of a file."""
     first = (rows * width + offset) // mmap.PAGESIZE
     last = ((rows + 1) * width + offset - 1) // mmap.PAGESIZE
@@ -68,7 +61,7 @@ def page_runs(rows: npt.NDArray[np.integer[Any]], width: int, offset: int) -> li
     return [(int(b) * mmap.PAGESIZE, int(e - b + 1) * mmap.PAGESIZE) for b, e in zip(begins, ends, strict=True)]
 
 
-def _advise(shard: npt.NDArray[Any], begin: int, length: int) -> None:
+def _advise(shard: Array, begin: int, length: int) -> None:
     mapped = getattr(shard, "_mmap", None)
     if mapped is not None and length:
         mapped.madvise(mmap.MADV_WILLNEED, begin, min(length, len(mapped) - begin))

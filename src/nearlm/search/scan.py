@@ -19,10 +19,10 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import ArrayFile, files
+from nearlm.base import Array, ArrayFile, Floats, Ints, blocks, files
 from nearlm.store import IndexData
 
-Found = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]  # squared distances and ids, [n, k]
+Found = tuple[Floats, Ints]  # squared distances and ids, [n, k]
 
 _QUERIES = 1024  # searched together: their distances to all candidates are held at once
 _CANDIDATES = 1 << 25  # distances held at once, unless one query alone has more
@@ -44,10 +44,10 @@ def can_scan(index: Any) -> bool:
 class Lists:
     """Inverted lists end to end: where each begins, and the ids, codes and code norms of their records."""
 
-    offsets: npt.NDArray[np.int64]
-    ids: npt.NDArray[np.int64]
+    offsets: Ints
+    ids: Ints
     codes: npt.NDArray[np.int8]
-    bias: npt.NDArray[np.float32]
+    bias: Floats
 
     def put_into(self, index: Any) -> None:
         """Copy the lists into a FAISS index that has none yet."""
@@ -71,7 +71,7 @@ class Lists:
         )
 
 
-def _open(path: Path, dtype: str, *shape: int) -> npt.NDArray[Any]:
+def _open(path: Path, dtype: str, *shape: int) -> Array:
     file = ArrayFile(path, np.dtype(dtype), shape)
     file.check()
     return file.open()
@@ -96,22 +96,18 @@ def write_lists(index: Any, data: IndexData) -> None:
     files.write_array(data.offsets, np.int64, offsets.shape, [offsets])
     scale, _ = _scale_and_centre(index)
 
-    def ids() -> Iterator[npt.NDArray[Any]]:
-        for number in np.flatnonzero(lengths):
-            yield faiss.rev_swig_ptr(inverted.get_ids(int(number)), lengths[number])
+    filled = np.flatnonzero(lengths).tolist()
 
     def codes() -> Iterator[npt.NDArray[np.int8]]:
-        for number in np.flatnonzero(lengths):
-            raw = faiss.rev_swig_ptr(inverted.get_codes(int(number)), lengths[number] * width)
+        for number in filled:
+            raw = faiss.rev_swig_ptr(inverted.get_codes(number), lengths[number] * width)
             yield (raw ^ 128).view(np.int8).reshape(-1, width)
 
-    def bias() -> Iterator[npt.NDArray[np.float32]]:
-        for block in codes():
-            yield np.square(block * scale).sum(axis=1, dtype=np.float32)
-
-    files.write_array(data.ids, np.int64, (offsets[-1],), ids())
+    ids = (faiss.rev_swig_ptr(inverted.get_ids(number), lengths[number]) for number in filled)
+    bias = (np.square(block * scale).sum(axis=1, dtype=np.float32) for block in codes())
+    files.write_array(data.ids, np.int64, (offsets[-1],), ids)
     files.write_array(data.codes, np.int8, (offsets[-1], width), codes())
-    files.write_array(data.bias, np.float32, (offsets[-1],), bias())
+    files.write_array(data.bias, np.float32, (offsets[-1],), bias)
 
 
 class ListScan:
@@ -126,23 +122,15 @@ class ListScan:
         if index.by_residual:
             index.quantizer.reconstruct_n(0, index.nlist, self.centroids)
 
-    def search(self, queries: npt.NDArray[np.float32], k: int, nprobe: int, *, ordered: bool = True) -> Found:
+    def search(self, queries: Floats, k: int, nprobe: int, *, ordered: bool = True) -> Found:
         """Return squared distances and ids of k neighbours a query, padded with inf and -1, nearest first if asked."""
         distances = np.full((len(queries), k), np.inf, np.float32)
         ids = np.full((len(queries), k), -1, np.int64)
-        for start in range(0, len(queries), _QUERIES):
-            part = slice(start, start + _QUERIES)
+        for part in blocks(len(queries), _QUERIES):
             self._search(queries[part], nprobe, ordered, distances[part], ids[part])
         return distances, ids
 
-    def _search(
-        self,
-        queries: npt.NDArray[np.float32],
-        nprobe: int,
-        ordered: bool,
-        distances: npt.NDArray[np.float32],
-        ids: npt.NDArray[np.int64],
-    ) -> None:
+    def _search(self, queries: Floats, nprobe: int, ordered: bool, distances: Floats, ids: Ints) -> None:
         offsets = self.lists.offsets
         _, probed = self.quantizer.search(queries, min(nprobe, len(offsets) - 1))
         ends = np.cumsum(np.where(probed >= 0, offsets[probed + 1] - offsets[probed], 0), axis=1)
@@ -165,15 +153,15 @@ class ListScan:
         _score_lists(queries, *decoder, *records, probed, pairs, groups, begins, candidates)
         _select(candidates, probed, offsets, self.lists.ids, begins, ordered, distances, ids)
 
-    def _room(self, count: int) -> npt.NDArray[np.float32]:
+    def _room(self, count: int) -> Floats:
         """Return memory for distances, the same each time: fresh pages cost more than what is written into them."""
-        room: npt.NDArray[np.float32] | None = getattr(self._scratch, "room", None)
+        room: Floats | None = getattr(self._scratch, "room", None)
         if room is None or len(room) < count:
             room = self._scratch.room = np.empty(count * 5 // 4, np.float32)
         return room[:count]
 
 
-def _scale_and_centre(index: Any) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+def _scale_and_centre(index: Any) -> tuple[Floats, Floats]:
     """Return per dimension how much a step of a code is worth, and what code 128 stands for."""
     trained = faiss.vector_to_array(index.sq.trained).reshape(2, -1)
     scale = trained[1] / np.float32(255)

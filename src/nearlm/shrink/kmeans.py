@@ -9,12 +9,11 @@ from typing import NamedTuple
 import faiss
 import numba
 import numpy as np
-import numpy.typing as npt
 
-from nearlm.base import ArrayFile, OptionError, Pieces, duration
+from nearlm.base import ArrayFile, Floats, Ids, Int32s, Ints, OptionError, Pieces, duration
 from nearlm.shrink.options import TAKES, PruneOptions
-from nearlm.shrink.selection import Centroids, Ids, Selection, Work, renumbered, target
-from nearlm.store import Datastore, read_keys
+from nearlm.shrink.selection import Centroids, Selection, renumbered, target
+from nearlm.store import Datastore, Derivation, read_keys
 
 ITERATIONS = 10
 LARGEST = 1 << 14  # records that are clustered together; more of one token are cut into parts: time is quadratic
@@ -41,9 +40,9 @@ class Part(NamedTuple):
         return self.stop - self.start
 
 
-def select(work: Work, options: PruneOptions) -> Selection:
+def select(work: Derivation, options: PruneOptions) -> Selection:
     """Cluster the records of every frequent token."""
-    store = work.store
+    store = work.parent
     order = np.argsort(store.values[:], kind="stable")
     top_tokens = options.top_tokens or TAKES["kmeans"]["top_tokens"]
     runs = frequent_runs(store.values.take(order), top_tokens)
@@ -58,7 +57,7 @@ def select(work: Work, options: PruneOptions) -> Selection:
     return _selection(len(store), order, parts, columns, result)
 
 
-def frequent_runs(sorted_values: npt.NDArray[np.int32], top: int) -> npt.NDArray[np.int64]:
+def frequent_runs(sorted_values: Int32s, top: int) -> Ints:
     """Return the runs (start, stop) of the most frequent values, in the values' order; of equals the smaller values."""
     starts = np.flatnonzero(np.concatenate(([True], sorted_values[1:] != sorted_values[:-1])))
     stops = np.append(starts[1:], len(sorted_values))
@@ -66,12 +65,12 @@ def frequent_runs(sorted_values: npt.NDArray[np.int32], top: int) -> npt.NDArray
     return np.stack([starts[frequent], stops[frequent]], axis=1)
 
 
-def cluster_counts(sizes: npt.NDArray[np.int64], ratio: float) -> npt.NDArray[np.int64]:
+def cluster_counts(sizes: Ints, ratio: float) -> Ints:
     """Return how many clusters groups of records get: n / ratio, rounded, but one at least."""
     return np.maximum(1, np.floor(sizes / ratio + 0.5)).astype(np.int64)
 
 
-def plan_parts(runs: npt.NDArray[np.int64], ratio: float) -> list[Part]:
+def plan_parts(runs: Ints, ratio: float) -> list[Part]:
     """Cut runs into parts that memory holds; a part with as many clusters as records is left as it is."""
     parts = []
     first = 0
@@ -85,7 +84,7 @@ def plan_parts(runs: npt.NDArray[np.int64], ratio: float) -> list[Part]:
     return parts
 
 
-def _ratio_for(runs: npt.NDArray[np.int64], most: int, records: int, top: int) -> float:
+def _ratio_for(runs: Ints, most: int, records: int, top: int) -> float:
     """Return the smallest ratio, nearly, that leaves at most so many records."""
 
     def left(ratio: float) -> int:
@@ -108,9 +107,9 @@ def _ratio_for(runs: npt.NDArray[np.int64], most: int, records: int, top: int) -
     return high if left(1.0) > most else 1.0
 
 
-def _cluster(work: Work, order: Ids, parts: list[Part], seed: int) -> dict[str, ArrayFile]:
+def _cluster(work: Derivation, order: Ids, parts: list[Part], seed: int) -> dict[str, ArrayFile]:
     """Cluster part after part into arrays of the job: each record's cluster, each cluster's key and nearest member."""
-    store = work.store
+    store = work.parent
     folder = work.job.folder
     clusters = parts[-1].first + parts[-1].clusters
     columns = {
@@ -144,11 +143,8 @@ def _cluster(work: Work, order: Ids, parts: list[Part], seed: int) -> dict[str, 
 
 
 def cluster(
-    keys: npt.NDArray[np.float32],
-    clusters: int,
-    rng: np.random.Generator,
-    weights: npt.NDArray[np.int32] | None = None,
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    keys: Floats, clusters: int, rng: np.random.Generator, weights: Int32s | None = None
+) -> tuple[Int32s, Floats, Ints]:
     """Return each key's cluster, the clusters' (weighted) means, and the member nearest to each, -1 if it has none."""
     if clusters == 1:
         labels = np.zeros(len(keys), np.int32)

@@ -6,20 +6,19 @@ never absorbed itself: a record is free ("s = 1") as long as neither has happene
 
 import numba
 import numpy as np
-import numpy.typing as npt
 
-from nearlm.base import OptionError
+from nearlm.base import Int32s, OptionError
 from nearlm.shrink.neighbors import saved_neighbors
 from nearlm.shrink.options import MOST_NEIGHBORS, PruneOptions
-from nearlm.shrink.selection import Selection, Work, target
-from nearlm.store import DEFAULT
+from nearlm.shrink.selection import Selection, target
+from nearlm.store import DEFAULT, Derivation
 
 _AHEAD = 8
 
 
-def select(work: Work, options: PruneOptions) -> Selection:
+def select(work: Derivation, options: PruneOptions) -> Selection:
     """Merge records, by as many neighbours as were asked for or as few as it takes."""
-    store = work.store
+    store = work.parent
     neighbors = saved_neighbors(store, options.index or DEFAULT, options.neighbors or MOST_NEIGHBORS, work.reporter)
     values = store.values[:]
     order = np.random.default_rng(options.seed or 0).permutation(len(store)).astype(np.int32)
@@ -32,13 +31,7 @@ def select(work: Work, options: PruneOptions) -> Selection:
     return Selection.of_leaders(leaders, {"neighbors": k})
 
 
-def merge(
-    neighbors: npt.NDArray[np.int32],
-    k: int,
-    values: npt.NDArray[np.int32],
-    order: npt.NDArray[np.int32],
-    least: int = 1,
-) -> tuple[npt.NDArray[np.int32], int]:
+def merge(neighbors: Int32s, k: int, values: Int32s, order: Int32s, least: int = 1) -> tuple[Int32s, int]:
     """Merge by the first k neighbours, and return which record stands for each, and how many are left.
 
     A record that was not absorbed stands for itself. Merging stops when only `least` records are left.
@@ -48,9 +41,7 @@ def merge(
     return absorbers, _merge_kernel(np.asarray(neighbors), k, order, least, free, absorbers)[0]
 
 
-def _fewest_neighbors(
-    neighbors: npt.NDArray[np.int32], values: npt.NDArray[np.int32], order: npt.NDArray[np.int32], least: int
-) -> int:
+def _fewest_neighbors(neighbors: Int32s, values: Int32s, order: Int32s, least: int) -> int:
     """Return the smallest number of neighbours with which merging gets down to `least` records."""
     left = len(values)
     for k in range(1, neighbors.shape[1] + 1):

@@ -8,24 +8,10 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from nearlm.base import (
-    ArrayFile,
-    FileInfo,
-    Job,
-    Json,
-    OptionError,
-    Pieces,
-    Reporter,
-    check_files,
-    duration,
-    files,
-    read_if_there,
-    size,
-    to_json,
-    write_record,
-)
+from nearlm.base import ArrayFile, Int32s, Ints, Job, Json, OptionError, Pieces, files
+from nearlm.base.progress import Reporter, duration, size
+from nearlm.base.records import FileInfo, check_files, read_if_there, to_json, write_record
 from nearlm.search import PAPER_K, build_index, open_index, read_index_info
 from nearlm.store import Datastore
 
@@ -60,22 +46,11 @@ class SelfSearch:
         self.place = store.layout.index(name)
         self.index, self.info = open_index(store, name)
         self.starts = range(0, len(store), SEARCH_BLOCK)
+        made_from = {"manifest": store.checksum, "index": to_json(self.info.files)}
+        self.depends_on: Json = {**made_from, "nprobe": self.index.nprobe}
+        self.seconds = len(store) / self.info.queries_per_second  # about, for all, by what was measured with the index
 
-    @property
-    def depends_on(self) -> Json:
-        """What the neighbours depend on."""
-        return {
-            "manifest": self.store.checksum,
-            "index": to_json(self.info.files),
-            "nprobe": self.index.nprobe,
-        }
-
-    @property
-    def seconds(self) -> float:
-        """About how long it takes to search for all records, from what was measured when the index was made."""
-        return len(self.store) / self.info.queries_per_second
-
-    def block(self, start: int, k: int) -> npt.NDArray[np.int64]:
+    def block(self, start: int, k: int) -> Ints:
         """Return the k nearest records of one block of records, [block, k], as the index gives them."""
         return self.index.search(self.store.keys[start : start + SEARCH_BLOCK].astype(np.float32), k)[1]
 
@@ -84,7 +59,7 @@ class SelfSearch:
         return min(SEARCH_BLOCK, len(self.store) - start)
 
 
-def saved_neighbors(store: Datastore, name: str, k: int, reporter: Reporter) -> npt.NDArray[np.int32]:
+def saved_neighbors(store: Datastore, name: str, k: int, reporter: Reporter) -> Int32s:
     """Return at least the k nearest records of every record, [records, k or more], from disk or from a search."""
     if len(store) > np.iinfo(np.int32).max:
         raise OptionError(f"{store.path} has {len(store):,} records, merging takes up to 2^31 - 1; reduce it first")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
-from nearlm.base import Json, OptionError
+from nearlm.base import Json, OptionError, check_at_least, flag
 from nearlm.search import PAPER_K
 from nearlm.store import DEFAULT
 
@@ -42,7 +42,11 @@ class PruneOptions:
     def __post_init__(self) -> None:
         if self.method not in TAKES:
             raise OptionError(f"--method is {self.method!r}, expected one of {', '.join(TAKES)}")
-        self._check_known()
+        takes = TAKES[self.method]
+        for name in (field.name for field in fields(self) if getattr(self, field.name) not in (None, False)):
+            if name != "method" and name not in takes:
+                known = ", ".join(flag(each) for each in takes)
+                raise OptionError(f"{flag(name)} means nothing to --method {self.method}; it takes {known}")
         if self.keep is not None and not 0 < self.keep <= 1:
             raise OptionError(f"--keep is {self.keep}, expected a share of the records: more than 0, at most 1")
         if self.keep is None and self.method in ("random", "rank"):
@@ -53,8 +57,7 @@ class PruneOptions:
             raise OptionError("--method kmeans takes --ratio or --keep, not both")
         if self.ratio is not None and not 1 <= self.ratio < float("inf"):
             raise OptionError(f"--ratio is {self.ratio}, expected at least 1 record a cluster")
-        if self.top_tokens is not None and self.top_tokens < 1:
-            raise OptionError(f"--top-tokens is {self.top_tokens}, expected at least 1")
+        check_at_least(1, top_tokens=self.top_tokens)
         if self.method == "merge" and (self.neighbors is None) == (self.keep is None):
             raise OptionError("--method merge takes --neighbors or --keep, one of the two")
         if self.neighbors is not None and not 2 <= self.neighbors <= MOST_NEIGHBORS:
@@ -64,22 +67,8 @@ class PruneOptions:
         if self.k is not None and self.k < 2:
             raise OptionError(f"--k is {self.k}, expected at least 2 (the record itself is one)")
 
-    def _check_known(self) -> None:
-        takes = TAKES[self.method]
-        given = [field.name for field in fields(self) if getattr(self, field.name) not in (None, False)]
-        for name in given:
-            if name != "method" and name not in takes:
-                known = ", ".join(_flag(each) for each in takes)
-                raise OptionError(f"{_flag(name)} means nothing to --method {self.method}; it takes {known}")
-
     def to_json(self) -> Json:
         """Return the method and the options that it takes, as they are noted in a store."""
-        options: Json = {"method": self.method}
-        for name, usual in TAKES[self.method].items():
-            value = getattr(self, name)
-            options[name] = usual if value is None else value
-        return options
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+        given = {name: getattr(self, name) for name in TAKES[self.method]}
+        known = {name: value for name, value in given.items() if value is not None}
+        return {"method": self.method, **TAKES[self.method], **known}

@@ -2,19 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from nearlm.base import QUIET, ArrayFile, FileInfo, Json, Reporter
+from nearlm.base import QUIET, Array, ArrayFile, FileInfo, Int32s, Json, Reporter
 from nearlm.shrink import kmeans, merging, random, ranking
 from nearlm.shrink.neighbors import index_ram, ready_index
 from nearlm.shrink.options import TAKES, PruneOptions
-from nearlm.shrink.selection import Selection, Work
+from nearlm.shrink.selection import Selection
 from nearlm.store import BLOCK, DEFAULT, SHARD_RECORDS, Datastore, Derivation, Made, Step, derive, is_record_file
 
-SELECT: dict[str, Callable[[Work, PruneOptions], Selection]] = {
+SELECT: dict[str, Callable[[Derivation, PruneOptions], Selection]] = {
     "random": random.select,
     "kmeans": kmeans.select,
     "merge": merging.select,
@@ -39,19 +37,16 @@ def prune_store(
         return ready_index(parent, index, reporter) if searches else {}
 
     def work(derivation: Derivation) -> Made:
-        more = index_ram(parent, index) if searches else 0.0
-        _announce(derivation, options.keep, more + (kmeans.ram_needed(parent) if options.method == "kmeans" else 0.0))
-        return _write(derivation, SELECT[options.method](Work(parent, derivation.job, reporter), options))
+        width = parent.dim * parent.keys.dtype.itemsize + 16
+        disk = (options.keep or 1.0) * len(parent) * width + 4 * parent.manifest.tokens
+        ram = 32 * len(parent) + 8 * BLOCK * width + 2e8
+        ram += index_ram(parent, index) if searches else 0.0
+        ram += kmeans.ram_needed(parent) if options.method == "kmeans" else 0.0
+        derivation.announce(disk, ram, at_most=options.keep is None)
+        return _write(derivation, SELECT[options.method](derivation, options))
 
     step = Step("prune", options.to_json())
     return derive(parent, out, step, work, reporter, prepare=prepare, restart=restart)
-
-
-def _announce(work: Derivation, keep: float | None, ram: float) -> None:
-    parent = work.parent
-    width = parent.dim * parent.keys.dtype.itemsize + 16
-    disk = (keep or 1.0) * len(parent) * width + 4 * parent.manifest.tokens
-    work.announce(disk, 32 * len(parent) + 8 * BLOCK * width + 2e8 + ram, at_most=keep is None)
 
 
 def _write(work: Derivation, selection: Selection) -> Made:
@@ -71,7 +66,7 @@ def _write(work: Derivation, selection: Selection) -> Made:
         for number, records in enumerate(shards):
             columns = work.layout.shard(number, records, parent.dim, str(parent.keys.dtype), weighted)
 
-            def compute(rows: slice, first: int = number * SHARD_RECORDS) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+            def compute(rows: slice, first: int = number * SHARD_RECORDS) -> Iterator[tuple[str, Array]]:
                 rows = slice(first + rows.start, first + rows.stop)
                 ids = selection.kept[rows]
                 yield "keys", _keys(parent, selection, rows)
@@ -84,7 +79,7 @@ def _write(work: Derivation, selection: Selection) -> Made:
     return Made(shards, listed, {"weighted": weighted}, {"kept": round(share, 6), **selection.result})
 
 
-def _keys(parent: Datastore, selection: Selection, rows: slice) -> npt.NDArray[Any]:
+def _keys(parent: Datastore, selection: Selection, rows: slice) -> Array:
     keys = parent.keys.take(selection.kept[rows])
     if selection.centroids is not None:
         file, own = selection.centroids
@@ -93,7 +88,7 @@ def _keys(parent: Datastore, selection: Selection, rows: slice) -> npt.NDArray[A
     return keys
 
 
-def _assigned(parent: Datastore, selection: Selection) -> npt.NDArray[np.int32]:
+def _assigned(parent: Datastore, selection: Selection) -> Int32s:
     """Return, for every position of the corpus, the new record that stands for it, -1 if none does."""
     before = parent.assign
     if before is not None:

@@ -7,31 +7,30 @@ import time
 
 import numba
 import numpy as np
-import numpy.typing as npt
 
-from nearlm.base import ArrayFile, FileInfo, Job, Json, duration, files, read_if_there, write_record
+from nearlm.base import ArrayFile, Doubles, FileInfo, Job, Json, duration, files, read_if_there, write_record
 from nearlm.search import PAPER_K
 from nearlm.shrink.neighbors import KeptArray, SelfSearch
 from nearlm.shrink.options import PruneOptions
-from nearlm.shrink.selection import Selection, Work, target
-from nearlm.store import DEFAULT
+from nearlm.shrink.selection import Selection, target
+from nearlm.store import DEFAULT, Derivation
 
 CHECKPOINT_SECONDS = 30.0
 
 
-def select(work: Work, options: PruneOptions) -> Selection:
+def select(work: Derivation, options: PruneOptions) -> Selection:
     """Keep the records with the highest scores; of equal ones the first."""
     g = _scores(work, options)
     best = np.argsort(-g, kind="stable")[: target(options.keep or 1.0, len(g))]
     return Selection.of_survivors(np.sort(best), len(g), {})
 
 
-def _scores(work: Work, options: PruneOptions) -> npt.NDArray[np.float64]:
+def _scores(work: Derivation, options: PruneOptions) -> Doubles:
     """Return the scores that were kept beside the index, if they are whole and of the same searches, or new ones."""
-    search = SelfSearch(work.store, options.index or DEFAULT)
-    k = min(options.k or PAPER_K, len(work.store))
+    search = SelfSearch(work.parent, options.index or DEFAULT)
+    k = min(options.k or PAPER_K, len(work.parent))
     place = search.place
-    file = ArrayFile(place.ranks, np.dtype("float64"), (len(work.store),))
+    file = ArrayFile(place.ranks, np.dtype("float64"), (len(work.parent),))
     of: Json = {**search.depends_on, "k": k, "count_self": options.count_self}
     known = read_if_there(KeptArray, place.ranks_description)
     if known and known.of == of and file.sound and FileInfo.of(file.path) == known.file:
@@ -44,9 +43,9 @@ def _scores(work: Work, options: PruneOptions) -> npt.NDArray[np.float64]:
     return g
 
 
-def _computed(work: Work, search: SelfSearch, k: int, count_self: bool) -> npt.NDArray[np.float64]:
+def _computed(work: Derivation, search: SelfSearch, k: int, count_self: bool) -> Doubles:
     """Search for every record and add up 1/rank; the sums are noted now and then."""
-    records = len(work.store)
+    records = len(work.parent)
     done = work.job.state("rank").get("searched", 0)
     g = np.array(_file(work.job, done, records).open()) if done else np.zeros(records)
     if not done:
@@ -59,17 +58,13 @@ def _computed(work: Work, search: SelfSearch, k: int, count_self: bool) -> npt.N
             advance(len(ids))
             searched = start + len(ids)
             if time.monotonic() - noted >= CHECKPOINT_SECONDS or searched == records:
-                _note(work.job, searched, g)
+                _file(work.job, searched, records).write(g)
+                work.job.note("rank", {"searched": searched})
+                if done:
+                    files.remove(_file(work.job, done, records).path)
+                done = searched
                 noted = time.monotonic()
     return g
-
-
-def _note(job: Job, searched: int, g: npt.NDArray[np.float64]) -> None:
-    before = job.state("rank").get("searched")
-    _file(job, searched, len(g)).write(g)
-    job.note("rank", {"searched": searched})
-    if before:
-        files.remove(_file(job, before, len(g)).path)
 
 
 def _file(job: Job, searched: int, records: int) -> ArrayFile:

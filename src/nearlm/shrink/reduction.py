@@ -7,9 +7,8 @@ from typing import Any
 
 import faiss
 import numpy as np
-import numpy.typing as npt
 
-from nearlm.base import QUIET, FileInfo, OptionError, Reporter, StoreError, files
+from nearlm.base import QUIET, Array, Doubles, FileInfo, Floats, OptionError, Reporter, StoreError, files
 from nearlm.search import linear_transform, matrix
 from nearlm.store import BLOCK, Datastore, Derivation, Made, Step, derive, is_key_file
 
@@ -51,11 +50,11 @@ def reduce_store(
 class Moments:
     """Mean and covariance of a sample of keys, in float64."""
 
-    mean: npt.NDArray[np.float64]
-    covariance: npt.NDArray[np.float64]
+    mean: Doubles
+    covariance: Doubles
 
 
-def moments(blocks: Iterator[npt.NDArray[np.float32]]) -> Moments:
+def moments(blocks: Iterator[Floats]) -> Moments:
     """Compute the mean and covariance of vectors that come block by block."""
     count = 0
     for block in blocks:
@@ -110,7 +109,7 @@ def _reduce(work: Derivation, dim: int, sample: int) -> Made:
         for number, keys in enumerate(parent.keys.shards):
             column = work.layout.shard(number, len(keys), dim, str(parent.keys.dtype))["keys"]
 
-            def compute(rows: slice, keys: npt.NDArray[Any] = keys) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+            def compute(rows: slice, keys: Array = keys) -> Iterator[tuple[str, Array]]:
                 yield "keys", _fitting(pca.apply(np.ascontiguousarray(keys[rows], np.float32)), keys.dtype)
 
             listed |= work.fill(number, {"keys": column}, compute, advance)
@@ -131,7 +130,7 @@ def _trained(work: Derivation, dim: int, sample: int) -> tuple[Any, float]:
     return faiss.read_VectorTransform(str(path)), kept
 
 
-def _sampled(work: Derivation, sample: int) -> Iterator[npt.NDArray[np.float32]]:
+def _sampled(work: Derivation, sample: int) -> Iterator[Floats]:
     """Yield the keys of a sample, or all, block by block."""
     parent = work.parent
     ids = np.arange(len(parent))
@@ -150,7 +149,7 @@ def _serialised(transform: Any) -> bytes:
     return bytes(faiss.vector_to_array(writer.data).tobytes())
 
 
-def _fitting(keys: npt.NDArray[np.float32], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _fitting(keys: Floats, dtype: np.dtype[Any]) -> Array:
     with np.errstate(over="ignore"):
         narrow = keys.astype(dtype)
     if not np.isfinite(narrow).all():

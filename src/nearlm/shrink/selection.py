@@ -3,25 +3,12 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from nearlm.base import ArrayFile, Job, Json, Reporter
+from nearlm.base import ArrayFile, Ids, Int32s, Json
 from nearlm.store import Datastore
-
-Ids = npt.NDArray[np.integer[Any]]
-DROPPED = -1
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a method works with: the store, the job whose notes outlive a kill, and whom to tell."""
-
-    store: Datastore
-    job: Job
-    reporter: Reporter
 
 
 class Centroids(NamedTuple):
@@ -39,7 +26,7 @@ class Selection:
     """
 
     kept: Ids
-    stands: npt.NDArray[np.int32]
+    stands: Int32s
     result: Json
     centroids: Centroids | None = None
 
@@ -55,16 +42,16 @@ class Selection:
         stands = renumbered(kept, len(leaders))[leaders]
         return cls(kept, stands, result, centroids(kept) if centroids else None)
 
-    def weights(self, store: Datastore) -> npt.NDArray[np.int32]:
+    def weights(self, store: Datastore) -> Int32s:
         """Add up the parent's weights over what each record stands for."""
         stays = self.stands >= 0
         added = np.bincount(self.stands[stays], store.weights[:][stays], minlength=len(self.kept))
         return np.rint(added).astype(np.int32)
 
 
-def renumbered(kept: Ids, records: int) -> npt.NDArray[np.int32]:
+def renumbered(kept: Ids, records: int) -> Int32s:
     """Return the new id of every record, -1 for those that are dropped."""
-    numbers = np.full(records, DROPPED, np.int32)
+    numbers = np.full(records, -1, np.int32)
     numbers[kept] = np.arange(len(kept), dtype=np.int32)
     return numbers
 

@@ -9,13 +9,5 @@ from nearlm.store.layout import AdaptorFiles, IndexData, IndexFiles, Layout, NGr
 from nearlm.store.lineage import open_parent, parent_records
 from nearlm.store.manifest import Manifest, Step
 from nearlm.store.plan import SHARD_RECORDS, BuildOptions, difference
-from nearlm.store.settings import (
-    DEFAULT,
-    NO_ADAPTOR,
-    SearchSettings,
-    Tuned,
-    read_tuned,
-    write_defaults,
-    write_tuned,
-)
+from nearlm.store.settings import DEFAULT, NO_ADAPTOR, SearchSettings, Tuned, read_tuned, write_defaults, write_tuned
 from nearlm.store.writing import refuse_foreign

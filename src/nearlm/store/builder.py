@@ -6,37 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from nearlm.base import (
-    QUIET,
-    FileInfo,
-    OptionError,
-    Reporter,
-    StoreError,
-    TextError,
-    canonical_hash,
-    files,
-    size,
-    store_folder,
-)
+from nearlm.base import QUIET, FileInfo, Int32s, Json, OptionError, Reporter, StoreError, TextError, files, store_folder
 from nearlm.model import FFN, ModelSpec
 from nearlm.model.lm import LM
 from nearlm.store.datastore import Datastore
 from nearlm.store.layout import Layout
-from nearlm.store.manifest import (
-    FORMAT,
-    Manifest,
-    SegmentInfo,
-    ShardInfo,
-    TokenizerInfo,
-    write_manifest,
-)
+from nearlm.store.manifest import FORMAT, Manifest, SegmentInfo, ShardInfo, TokenizerInfo
 from nearlm.store.model_files import describe_model, save_model
 from nearlm.store.plan import BuildOptions, BuildPlan, difference
 from nearlm.store.shards import Clock, ShardWriter
-from nearlm.store.writing import announce_needs, writing
+from nearlm.store.writing import announce_needs, begin_or_resume, finish, writing
 from nearlm.text import (
     Framing,
     Segment,
@@ -53,6 +34,8 @@ from nearlm.text import (
     read_checksums,
     tokenise,
 )
+
+Shards = list[tuple[int, dict[str, FileInfo]]]  # each one's records and files
 
 
 def build(
@@ -91,38 +74,34 @@ class _Builder:
     def run(self, model: str | ModelSpec | LM | None, restart: bool) -> Datastore:
         """Build, append, resume, or find that all is done."""
         self.store = Datastore.open(self.folder) if self.layout.is_store else None
+        self.old = self.store.manifest if self.store else None
         self._check_state(restart)
         with self._threads():
             self.lm = self._load(model)
             self.plan = self._make_plan()
-            if self._finished():
-                self.reporter.say(f"{self.folder} is complete already: {len(self._open()):,} records")
-                return self._open()
-            self._begin()
+            if self.store is not None and self._finished(self.store):
+                self.reporter.say(f"{self.folder} is complete already: {len(self.store):,} records")
+                return self.store
+            begin_or_resume(self.job, "build", self.plan.to_json(), self._left(), self._change, self.reporter)
             return self._work()
 
     def _check_state(self, restart: bool) -> None:
-        if self.append and self.store is None:
+        if self.append and self.old is None:
             raise StoreError(f"{self.folder} is no finished store, so nothing can be appended; build it first")
-        if self.store is not None and self.store.manifest.parent:
-            parent = self.store.manifest.parent.name
+        if self.old and self.old.parent:
             raise StoreError(
-                f"{self.folder} was made from the store {parent!r}, so no text goes into it; "
+                f"{self.folder} was made from the store {self.old.parent.name!r}, so no text goes into it; "
                 "append to that one and make this one again, or choose another --out"
             )
-        if restart and self.store is not None and not self.append:
+        if restart and self.old and not self.append:
             raise StoreError(f"{self.folder} is a finished store; --restart throws away unfinished builds only")
         if restart:
-            self._discard()
+            self.job.discard(self._left())
 
-    def _discard(self) -> None:
-        """Throw away what an unfinished build or append has left."""
-        kept = {name.split("/")[0] for name in self.store.manifest.files} if self.store else set()
-        self.job.forget_plan()  # its folder goes last: without it the rest would be a stranger's
-        for path in self.layout.of_a_build():
-            if path.name not in kept:
-                files.remove(path)
-        self.job.close()
+    def _left(self) -> list[Path]:
+        """List what an unfinished build or append has left."""
+        kept = {name.split("/")[0] for name in self.old.files} if self.old else set()
+        return [path for path in self.layout.of_a_build() if path.name not in kept]
 
     @contextlib.contextmanager
     def _threads(self) -> Iterator[None]:
@@ -136,7 +115,7 @@ class _Builder:
             torch.set_num_threads(before)
 
     def _load(self, model: str | ModelSpec | LM | None) -> LM:
-        tap = self.options.key_tap or (self.store.manifest.key_tap if self.store else FFN)
+        tap = self.options.key_tap or (self.old.key_tap if self.old else FFN)
         if model is None:
             if self.store is None:
                 raise OptionError("no model was given; name one with --model")
@@ -153,7 +132,7 @@ class _Builder:
 
     def _make_plan(self) -> BuildPlan:
         """Say all that the records depend on, apart from the text itself."""
-        options = self.options.resolved(self.lm, self.store.manifest if self.store and self.append else None)
+        options = self.options.resolved(self.lm, self.old if self.append else None)
         framing = Framing.of(self.lm.tokenizer, str(options.separator))
         return BuildPlan(
             texts=self.corpus.labels,
@@ -164,7 +143,7 @@ class _Builder:
             bos=list(framing.bos),
             separator=list(framing.separator),
             model=self.fingerprint,
-            probe=canonical_hash(self.probe.tolist()),
+            probe=files.canonical_hash(self.probe.tolist()),
             tokenizer=self.tokenizer_fingerprint,
             key_tap=self.lm.tap.path,
             dtype=self.lm.dtype,
@@ -173,14 +152,12 @@ class _Builder:
             append_to=self.store.checksum if self.store else None,
         )
 
-    def _finished(self) -> bool:
+    def _finished(self, store: Datastore) -> bool:
         """Tell whether this very command has been carried out, also if it was killed right after."""
-        if self.store is None:
-            return False
-        just_done = self.job.started and self.job.plan()["append_to"] != self.store.checksum
+        just_done = self.job.started and self.job.plan()["append_to"] != store.checksum
         if just_done or not self.job.started:
             self.job.close()
-        same = [segment for segment in self.store.manifest.segments if segment.plan == self.plan.identity]
+        same = [segment for segment in store.manifest.segments if segment.plan == self.plan.identity]
         if self.append and (self.job.started or not same):
             return False
         if self.corpus.repeatable:
@@ -198,25 +175,16 @@ class _Builder:
         cut = segment.tokens == self.plan.max_tokens
         return read_checksums(self.corpus, segment.read if cut else 0) == segment.sha256
 
-    def _begin(self) -> None:
-        """Start the job, or make sure that the one that was started is this one."""
-        plan = self.plan.to_json()
-        if not self.job.started:
-            self._discard()
-            self.job.begin(plan)
-            return
-        begun = self.job.plan()
-        changed = [name for name in plan if plan[name] != begun.get(name)]
-        if changed:
-            old, new = difference(begun.get(changed[0]), plan[changed[0]])
-            raise StoreError(
-                f"the unfinished build in {self.folder} was begun with another {changed[0]} ({old}, now {new}); "
-                "repeat the first command, or throw it away with --restart"
-            )
-        self.reporter.say(f"going on with the unfinished build in {self.folder}")
+    def _change(self, begun: Json) -> str | None:
+        """Say what differs in the plan of the unfinished build, if anything does."""
+        for name, value in self.plan.to_json().items():
+            if value != begun.get(name):
+                old, new = difference(begun.get(name), value)
+                return f"another {name} ({old}, now {new})"
+        return None
 
     def _work(self) -> Datastore:
-        segment = self.layout.segment(len(self.store.manifest.segments) if self.store else 0)
+        segment = self.layout.segment(len(self.old.segments) if self.old else 0)
         framing = Framing(tuple(self.plan.bos), tuple(self.plan.separator))
         with self._nothing_left(unless=finished(self.job) is not None):
             stream = tokenise(
@@ -242,7 +210,7 @@ class _Builder:
             yield
         except TextError:
             if not unless:
-                self._discard()
+                self.job.discard(self._left())
             raise
 
     def _announce(self, stream: TokenStream, windows: Windows) -> None:
@@ -252,21 +220,19 @@ class _Builder:
         disk = windows.records * (self.lm.dim * width + 12) + 4 * stream.tokens
         weights = sum(value.nbytes for value in self.lm.model.state_dict().values())
         work = int(options.batch_tokens or 1) * self.lm.dim * 4 * 40
-        old = self.store.manifest.files if self.store else {}
+        old = self.old.files if self.old else {}
         self.reporter.say(
             f"{stream.tokens:,} tokens in {stream.documents:,} documents → {windows.records:,} records of "
             f"{self.lm.dim} {options.key_dtype} (tap: {self.lm.tap.path})"
         )
         made = [path for path in self.folder.glob("*.npy") if path.name not in old]
-        announce_needs(
-            self.folder, disk, weights + work + 3e8, made, self.reporter, remedy="free some, or --max-tokens"
-        )
+        remedy = "free some, or --max-tokens"
+        announce_needs(made, disk, weights + work + 3e8, self.reporter, self.folder, remedy)
 
-    def _extract(self, tokens: npt.NDArray[np.int32], windows: Windows) -> list[tuple[int, dict[str, FileInfo]]]:
+    def _extract(self, tokens: Int32s, windows: Windows) -> Shards:
         """Run the LM over all windows and return each shard's records and files."""
-        old = self.store.manifest if self.store else None
-        first = len(old.shards) if old else 0
-        base = old.tokens if old else 0
+        first = len(self.old.shards) if self.old else 0
+        base = self.old.tokens if self.old else 0
         writers = [
             ShardWriter(self.layout, first + i, self.lm, windows[run], tokens, base, self.plan.options)
             for i, run in enumerate(plan_shards(windows, self.plan.options.shard_records))
@@ -277,15 +243,15 @@ class _Builder:
             clock = Clock(self.reporter, advance, total - ahead)
             return [(writer.windows.records, writer.fill(self.job, clock)) for writer in writers]
 
-    def _finish(
-        self, segment: Segment, stream: TokenStream, shards: list[tuple[int, dict[str, FileInfo]]]
-    ) -> Datastore:
-        old = self.store.manifest if self.store else None
+    def _finish(self, segment: Segment, stream: TokenStream, shards: Shards) -> Datastore:
+        old = self.old
         listed = dict(old.files) if old else save_model(self.layout, self.job, self.lm, self.probe)
-        listed |= {path.name: FileInfo.of(path) for path in segment.files}
+        listed |= FileInfo.by_name(segment.files)
         for _, made in shards:
             listed |= made
-        segments = [*(old.segments if old else []), self._describe_segment(stream)]
+        counts = (stream.read, stream.tokens, stream.documents)
+        added = SegmentInfo(self.corpus.labels, stream.sha256, *counts, self.plan.identity)
+        segments = [*(old.segments if old else []), added]
         shard_infos = [*(old.shards if old else []), *(ShardInfo(records) for records, _ in shards)]
         options = self.plan.options
         assert options.key_dtype and options.window and options.stride and options.separator is not None
@@ -309,21 +275,4 @@ class _Builder:
             shards=shard_infos,
             files=listed,
         )
-        write_manifest(self.folder, manifest)
-        self.job.close()
-        store = self._open()
-        self.reporter.say(f"{self.folder}: {len(store):,} records, {size(store.bytes)}")
-        return store
-
-    def _describe_segment(self, stream: TokenStream) -> SegmentInfo:
-        return SegmentInfo(
-            texts=self.corpus.labels,
-            sha256=stream.sha256,
-            read=stream.read,
-            tokens=stream.tokens,
-            documents=stream.documents,
-            plan=self.plan.identity,
-        )
-
-    def _open(self) -> Datastore:
-        return Datastore.open(self.folder)
+        return finish(self.folder, manifest, self.job, self.reporter)

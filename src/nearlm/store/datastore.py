@@ -1,15 +1,15 @@
 """The datastore: opening it memory-mapped, verifying it, and tracing a record to its text."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from nearlm.base import ArrayFile, Json, ModelError, ShardedArray, StoreError, check_files, files, store_folder
+from nearlm.base import Advance, Json, ModelError, StoreError, check_files, files, store_folder
+from nearlm.base.arrays import Array, ArrayFile, Doubles, Floats, Int32s, Ints, Reals, ShardedArray
 from nearlm.store.layout import Layout
 from nearlm.store.manifest import Manifest, read_manifest
 from nearlm.store.settings import SearchSettings, read_defaults
@@ -29,10 +29,10 @@ class Shard:
     """One run of records: the first one's id, and their arrays, memory-mapped."""
 
     first: int
-    keys: npt.NDArray[Any]
-    values: npt.NDArray[np.int32]
-    origin: npt.NDArray[np.int64]
-    weights: npt.NDArray[np.int32]
+    keys: Array
+    values: Int32s
+    origin: Ints
+    weights: Int32s
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,39 @@ class Datastore:
         self.path = path
         self.manifest = manifest
         self.layout = Layout(path)
+        self.checksum = manifest.checksum  # it tells this state of the store from every other
+        self.dim = manifest.dim  # the width of a stored key
+        self.query_dim = manifest.query_dim or manifest.dim  # that of the LM's, of a query before `project`
+        self.weighted = manifest.weighted  # whether records stand for more than themselves
+        self.bytes = sum(file.bytes for file in manifest.files.values())
+        self._open_arrays()
+        self._sources = functools.lru_cache(maxsize=8)(self._read_sources)
+
+    def _open_arrays(self) -> None:
+        """Check the sizes of all files and the headers of all arrays, and map the arrays."""
+        manifest = self.manifest
         shards = [
-            self.layout.shard(number, shard.records, manifest.dim, manifest.key_dtype, manifest.weighted)
+            self.layout.shard(number, shard.records, self.dim, manifest.key_dtype, self.weighted)
             for number, shard in enumerate(manifest.shards)
         ]
-        self._check(file for shard in shards for file in shard.values())
+        segments = [
+            self.layout.segment(number).arrays(segment.tokens, segment.documents)
+            for number, segment in enumerate(manifest.segments)
+        ]
+        pruned = self.layout.assign.name in manifest.files  # some positions have no record of their own
+        assign = [ArrayFile(self.layout.assign, np.dtype("int32"), (manifest.tokens,))] if pruned else []
+        self._probe = ArrayFile(self.layout.probe, np.dtype("float32"), (manifest.model.probe_tokens, self.query_dim))
+        columns = (file for shard in shards for file in shard.values())
+        for file in (*columns, *(file for arrays in segments for file in arrays), *assign, self._probe):
+            file.check()
+        check_files(self.path, manifest.files, _REMEDY)
         self.keys = _opened(shard["keys"] for shard in shards)
         self.values = _opened(shard["values"] for shard in shards)
         self.origin = _opened(shard["origin"] for shard in shards)
-        self.weights = _opened(shard["weights"] for shard in shards) if manifest.weighted else _ones(self.values)
-        self.assign = self._assign_file.open() if self.pruned else None
-        self.tokens = _opened(self._segment_files(number)[0] for number in range(len(manifest.segments)))
-        self._docs = [self._segment_files(number)[1].open() for number in range(len(manifest.segments))]
-        self._sources = functools.lru_cache(maxsize=8)(self._read_sources)
+        self.weights = _opened(shard["weights"] for shard in shards) if self.weighted else _ones(self.values)
+        self.assign = assign[0].open() if assign else None
+        self.tokens = _opened(tokens for tokens, _ in segments)
+        self._docs = [docs.open() for _, docs in segments]
 
     @classmethod
     def open(cls, path: "str | Path | Datastore") -> "Datastore":
@@ -79,36 +99,6 @@ class Datastore:
 
     def __len__(self) -> int:
         return len(self.keys)
-
-    @property
-    def checksum(self) -> str:
-        """The checksum of the manifest: it tells this state of the store from every other."""
-        return self.manifest.checksum
-
-    @property
-    def dim(self) -> int:
-        """The width of a stored key."""
-        return self.manifest.dim
-
-    @property
-    def query_dim(self) -> int:
-        """The width of a key as the LM gives it: that of a query before `project`."""
-        return self.manifest.query_dim or self.dim
-
-    @property
-    def weighted(self) -> bool:
-        """Whether records stand for more than themselves, so that their weights matter."""
-        return self.manifest.weighted
-
-    @property
-    def pruned(self) -> bool:
-        """Whether some positions of the corpus have no record of their own."""
-        return self.layout.assign.name in self.manifest.files
-
-    @property
-    def bytes(self) -> int:
-        """The size of all files that the manifest lists."""
-        return self.manifest.bytes
 
     @property
     def indexes(self) -> list[str]:
@@ -140,7 +130,7 @@ class Datastore:
 
         return faiss.read_VectorTransform(str(self.layout.transform))
 
-    def project(self, queries: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
+    def project(self, queries: Reals) -> Floats:
         """Take queries as the LM gives them, [n, query_dim], to the space of the stored keys, [n, dim]."""
         x = np.ascontiguousarray(queries, np.float32)
         if x.ndim != 2 or x.shape[1] != self.query_dim:
@@ -150,11 +140,10 @@ class Datastore:
         return x if self.transform is None else self.transform.apply(x)
 
     @property
-    def document_bounds(self) -> npt.NDArray[np.int64]:
+    def document_bounds(self) -> Ints:
         """Where the documents begin in the token stream, and, last, where it ends."""
-        bases = np.cumsum([0, *(len(tokens) for tokens in self.tokens.shards)])
-        starts = [docs[:, 0] + base for docs, base in zip(self._docs, bases[:-1], strict=True)]
-        return np.concatenate([*starts, bases[-1:]])
+        starts = [docs[:, 0] + base for docs, (base, _) in zip(self._docs, self.tokens.parts(), strict=True)]
+        return np.concatenate([*starts, [len(self.tokens)]])
 
     @functools.cached_property
     def tokenizer(self) -> Any:
@@ -180,23 +169,20 @@ class Datastore:
 
     def iter_shards(self) -> Iterator[Shard]:
         """Yield the records shard by shard, in order."""
-        first = 0
-        columns = (self.keys.shards, self.values.shards, self.origin.shards, self.weights.shards)
-        for keys, values, origin, weights in zip(*columns, strict=True):
-            yield Shard(first, keys, values, origin, weights)
-            first += len(keys)
+        columns = (self.values.shards, self.origin.shards, self.weights.shards)
+        for (first, keys), *others in zip(self.keys.parts(), *columns, strict=True):
+            yield Shard(first, keys, *others)
 
     def document_of(self, position: int) -> tuple[str, int]:
         """Return the name of the document that holds a position of the token stream, and where it begins."""
-        base = 0
-        for number, (tokens, docs) in enumerate(zip(self.tokens.shards, self._docs, strict=True)):
+        for number, (base, tokens) in enumerate(self.tokens.parts()):
             if 0 <= position < base + len(tokens):
+                docs = self._docs[number]
                 row = int(np.searchsorted(docs[:, 0], position - base, side="right")) - 1
-                start, source, line = (int(value) for value in docs[row])
+                start, source, line = docs[row].tolist()
                 name = self._sources(number)[source]
                 return name if line < 0 else f"{name}:{line}", base + start
-            base += len(tokens)
-        raise IndexError(f"position {position} is outside the token stream of {base} tokens")
+        raise IndexError(f"position {position} is outside the token stream of {len(self.tokens)} tokens")
 
     def context_of(self, record: int, before: int = 40) -> Context:
         """Trace a record to its text: up to `before` tokens of its document in front of the target."""
@@ -214,19 +200,17 @@ class Datastore:
             return -1
         if self.assign is not None:
             return int(self.assign[position])
-        first = 0
-        for origin in self.origin.shards:
+        for first, origin in self.origin.parts():
             if position <= origin[-1]:
                 row = int(np.searchsorted(origin, position))
                 return first + row if origin[row] == position else -1
-            first += len(origin)
         return -1
 
     def next_record(self, record: int) -> int:
         """Return the record that stands for the position after a record's own, -1 if none does."""
         return self.record_at(int(self.origin[record]) + 1)
 
-    def positions_of(self, record: int) -> npt.NDArray[np.int64]:
+    def positions_of(self, record: int) -> Ints:
         """Return all positions of the token stream that a record stands for, in order: as many as it weighs."""
         if self.assign is None or self.weights[record] == 1:
             return np.array([self.origin[record]], np.int64)
@@ -262,14 +246,14 @@ class Datastore:
             "checksum": manifest.checksum,
         }
 
-    def check_model(self, fingerprint: str, probe: npt.NDArray[np.float32], tokenizer: str, name: str) -> str | None:
+    def check_model(self, fingerprint: str, probe: Floats, tokenizer: str, name: str) -> str | None:
         """Refuse a model or tokenizer that did not make this store; return a warning if it differs slightly."""
         ours = self.manifest.model
         if fingerprint != ours.fingerprint:
             raise ModelError(f"{self.path} was built with {ours.name}, {name} is another architecture or size")
         if tokenizer != self.manifest.tokenizer.fingerprint:
             raise ModelError(f"{self.path} was built with the tokenizer of {ours.name}, that of {name} differs")
-        cosine = float(np.median(_cosines(self._probe_file.open(), probe)))
+        cosine = float(np.median(_cosines(self._probe.open(), probe)))
         if not cosine >= _SIMILAR:
             raise ModelError(
                 f"{self.path} was built with {ours.name}, {name} has other weights "
@@ -279,30 +263,11 @@ class Datastore:
             return f"{name} gives slightly other keys than {ours.name} did (median cosine {cosine:.5f}); another dtype?"
         return None
 
-    def verify(self, advance: Callable[[int], None] = lambda count: None) -> None:
+    def verify(self, advance: Advance | None = None) -> None:
         """Read every byte and refuse the first file that is not as it was written."""
         read_manifest(self.path)
         read_defaults(self.layout)
         check_files(self.path, self.manifest.files, _REMEDY, every_byte=True, advance=advance)
-
-    def _check(self, shards: Iterator[ArrayFile]) -> None:
-        """Check the sizes of all files and the headers of all arrays."""
-        segments = (file for number in range(len(self.manifest.segments)) for file in self._segment_files(number))
-        for file in (*shards, *segments, *([self._assign_file] if self.pruned else []), self._probe_file):
-            file.check()
-        check_files(self.path, self.manifest.files, _REMEDY)
-
-    def _segment_files(self, number: int) -> tuple[ArrayFile, ArrayFile]:
-        segment = self.manifest.segments[number]
-        return self.layout.segment(number).arrays(segment.tokens, segment.documents)
-
-    @property
-    def _assign_file(self) -> ArrayFile:
-        return ArrayFile(self.layout.assign, np.dtype("int32"), (self.manifest.tokens,))
-
-    @property
-    def _probe_file(self) -> ArrayFile:
-        return ArrayFile(self.layout.probe, np.dtype("float32"), (self.manifest.model.probe_tokens, self.query_dim))
 
     def _read_sources(self, segment: int) -> list[str]:
         return files.read_json(self.layout.segment(segment).sources)["sources"]  # type: ignore[no-any-return]
@@ -317,7 +282,7 @@ def _ones(values: ShardedArray) -> ShardedArray:
     return ShardedArray([np.broadcast_to(np.ones((), np.int32), len(shard)) for shard in values.shards])
 
 
-def _cosines(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+def _cosines(a: Floats, b: Floats) -> Doubles:
     if a.shape != b.shape:
         return np.zeros(1)
     x, y = a.astype(np.float64), b.astype(np.float64)

@@ -1,35 +1,23 @@
 """A store made from another: what it takes over, how it resumes after a kill, and what its manifest says."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from nearlm.base import (
-    Advance,
-    ArrayFile,
-    FileInfo,
-    Job,
-    Json,
-    OptionError,
-    Pieces,
-    Reporter,
-    ShardedArray,
-    StoreError,
-    files,
-    size,
-    store_folder,
-    to_json,
-)
+from nearlm.base import FileInfo, Json, OptionError, StoreError, files, store_folder, to_json
+from nearlm.base.arrays import Array, Floats, Ids, ShardedArray, blocks
+from nearlm.base.jobs import Columns, Job, Pieces
+from nearlm.base.progress import Advance, Reporter
 from nearlm.store.datastore import Datastore
 from nearlm.store.layout import Layout
-from nearlm.store.manifest import Manifest, ModelInfo, ParentInfo, ShardInfo, Step, write_manifest
-from nearlm.store.writing import announce_needs, portable_path, writing
+from nearlm.store.manifest import Manifest, ModelInfo, ParentInfo, ShardInfo, Step
+from nearlm.store.writing import announce_needs, begin_or_resume, finish, portable_path, writing
 
 BLOCK = 1 << 14  # records that are read, computed and written at a time
+Compute = Callable[[slice], Iterable[tuple[str, Array]]]
 
 
 @dataclass(frozen=True)
@@ -60,33 +48,27 @@ class Derivation:
             files.link(self.parent.path / name, target)
         return listed
 
-    def fill(
-        self,
-        number: int,
-        columns: dict[str, ArrayFile],
-        compute: Callable[[slice], Iterable[tuple[str, npt.NDArray[Any]]]],
-        advance: Advance,
-    ) -> dict[str, FileInfo]:
+    def fill(self, number: int, columns: Columns, compute: Compute, advance: Advance) -> dict[str, FileInfo]:
         """Fill the arrays of one shard block by block from `compute(rows)`, and return what they became."""
         step = f"shard-{number:05d}"
         records = next(iter(columns.values())).shape[0]
-        blocks = list(_blocks(records))
+        parts = list(blocks(records, BLOCK))
         advance(min(records, (self.job.batches(step) or 0) * BLOCK))
 
-        def pieces(block: int) -> Pieces:
-            for name, rows in compute(blocks[block]):
-                yield name, blocks[block].start, rows
+        def pieces(part: int) -> Pieces:
+            for name, rows in compute(parts[part]):
+                yield name, parts[part].start, rows
 
-        def tick(block: int) -> None:
-            advance(blocks[block].stop - blocks[block].start)
+        def tick(part: int) -> None:
+            advance(parts[part].stop - parts[part].start)
 
-        return self.job.fill_files(step, columns, len(blocks), pieces, tick)
+        return self.job.fill_files(step, columns, len(parts), pieces, tick)
 
     def announce(self, disk: float, ram: float, at_most: bool = False) -> None:
         """Say what the work will need, and refuse it if the disk cannot hold it, unless it may need less."""
         folder = self.layout.folder
         made = [path for path in folder.glob("*.npy") if path.stat().st_nlink == 1]
-        announce_needs(folder, disk, ram, made, self.reporter, at_most=at_most)
+        announce_needs(made, disk, ram, self.reporter, folder, "free some", at_most)
 
 
 def derive(
@@ -112,24 +94,22 @@ def derive(
         if layout.is_store:
             return _finished(layout, parent, step, reporter)
         if restart:
-            _discard(folder, job)
-        _begin(folder, job, step, {"parent": parent.checksum, "rests_on": prepare()}, reporter)
+            job.discard(_left(job))
+        asked = {"command": step.command, "options": to_json(step.options)}
+        plan = {**asked, "parent": parent.checksum, "rests_on": prepare()}
+        begin_or_resume(job, "store", plan, _left(job), lambda begun: _change(begun, plan), reporter)
         try:
             made = work(Derivation(parent, layout, job, reporter))
         except OptionError:  # what cannot be done leaves nothing behind
-            _discard(folder, job)
+            job.discard(_left(job))
             raise
-        write_manifest(folder, _manifest(folder, parent, step, made))
-        job.close()
-        store = Datastore.open(folder)
-        reporter.say(f"{folder}: {len(store):,} records, {size(store.bytes)}")
-        return store
+        return finish(folder, _manifest(folder, parent, step, made), job, reporter)
 
 
-def read_keys(keys: ShardedArray, ids: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float32]:
+def read_keys(keys: ShardedArray, ids: Ids) -> Floats:
     """Return some keys as float32, read block by block so that nothing else is held."""
     out = np.empty((len(ids), *keys.shape[1:]), np.float32)
-    for rows in _blocks(len(ids)):
+    for rows in blocks(len(ids), BLOCK):
         out[rows] = keys.take(ids[rows])
     return out
 
@@ -141,47 +121,29 @@ def result_of(store: Datastore) -> Json:
     return {"store": str(store.path), "made_by": str(step), **sizes, **step.result}
 
 
-def _blocks(records: int) -> Iterator[slice]:
-    return (slice(start, min(start + BLOCK, records)) for start in range(0, records, BLOCK))
-
-
 def _finished(layout: Layout, parent: Datastore, step: Step, reporter: Reporter) -> Datastore:
     """Return a store that this very command has made; any other is refused."""
     store = Datastore.open(layout.folder)
     steps = store.manifest.transforms
     made_from = store.manifest.parent and store.manifest.parent.checksum
-    if not (steps and steps[-1].same_as(step)) or made_from != parent.checksum:
+    if steps[-1:] != [step] or made_from != parent.checksum:
         raise StoreError(f"{layout.folder} is a finished store, made in another way; choose another --out")
     layout.derive_job.close()
     reporter.say(f"{layout.folder} is complete already: {len(store):,} records")
     return store
 
 
-def _discard(folder: Path, job: Job) -> None:
-    """Throw away what an unfinished derivation has left; its job folder goes last."""
-    job.forget_plan()
-    for path in folder.iterdir():
-        if path not in (job.folder, folder / ".lock"):
-            files.remove(path)
-    job.close()
+def _left(job: Job) -> list[Path]:
+    """List what an unfinished derivation has left."""
+    return [path for path in job.folder.parent.iterdir() if path not in (job.folder, job.folder.with_name(".lock"))]
 
 
-def _begin(folder: Path, job: Job, step: Step, depends_on: Json, reporter: Reporter) -> None:
-    plan = {"command": step.command, "options": to_json(step.options), **depends_on}
-    if not job.started:
-        _discard(folder, job)
-        job.begin(plan)
-        return
-    begun = job.plan()
-    if begun != plan:
-        old = str(Step(begun["command"], begun["options"]))
-        changed = f"`{old}`, now `{step}`"
-        both = changed if old != str(step) else "the same options, but its parent or index has changed"
-        raise StoreError(
-            f"the unfinished store in {folder} was begun with {both}; "
-            "repeat the first command, or throw it away with --restart"
-        )
-    reporter.say(f"going on with the unfinished store in {folder}")
+def _change(begun: Json, plan: Json) -> str | None:
+    """Say what differs between two plans, if anything does."""
+    old, new = (str(Step(each["command"], each["options"])) for each in (begun, plan))
+    if old != new:
+        return f"`{old}`, now `{new}`"
+    return "the same options, but its parent or index has changed" if begun != plan else None
 
 
 def _manifest(folder: Path, parent: Datastore, step: Step, made: Made) -> Manifest:

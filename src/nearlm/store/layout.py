@@ -7,9 +7,6 @@ import numpy as np
 from nearlm.base import ArrayFile, Job, OptionError
 from nearlm.text import Segment
 
-BUILD_JOB = "build"
-DERIVE_JOB = "derive"
-
 
 class Layout:
     """The places of a store's files; which of them there are, the manifest says."""
@@ -24,21 +21,13 @@ class Layout:
         self.assign = folder / "assign.npy"  # of a pruned store: the record that stands for each position
         self.ngrams = NGramFiles(folder / "ngrams")
         self.optimized = folder / "optimize.json"  # how the store was chosen
+        self.build_job = Job(folder, "build")  # of a build or an append
+        self.derive_job = Job(folder, "derive")  # that makes a store from another
 
     @property
     def is_store(self) -> bool:
         """Whether the folder is a finished store."""
         return self.manifest.exists()
-
-    @property
-    def build_job(self) -> Job:
-        """The job of a build or an append."""
-        return Job(self.folder, BUILD_JOB)
-
-    @property
-    def derive_job(self) -> Job:
-        """The job that makes a store from another."""
-        return Job(self.folder, DERIVE_JOB)
 
     def segment(self, number: int) -> Segment:
         """Return the files of one build's or append's token stream."""

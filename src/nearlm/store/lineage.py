@@ -1,9 +1,8 @@
 """What a store was made from: opening its parent, and finding its records there."""
 
 import numpy as np
-import numpy.typing as npt
 
-from nearlm.base import OptionError, StoreError
+from nearlm.base import Ints, OptionError, StoreError
 from nearlm.store.datastore import Datastore
 
 
@@ -21,7 +20,7 @@ def open_parent(store: Datastore) -> Datastore:
     return opened
 
 
-def parent_records(store: Datastore, parent: Datastore) -> npt.NDArray[np.int64]:
+def parent_records(store: Datastore, parent: Datastore) -> Ints:
     """Return the id in the parent of every record: the one with the same origin, and, but for PCA, the same key."""
     if store.manifest.transforms[-1].options.get("method") == "kmeans":
         raise OptionError(
@@ -29,8 +28,6 @@ def parent_records(store: Datastore, parent: Datastore) -> npt.NDArray[np.int64]
         )
     ids = np.empty(len(store), np.int64)
     origin = parent.origin[:]
-    first = 0
-    for shard in store.origin.shards:
+    for first, shard in store.origin.parts():
         ids[first : first + len(shard)] = np.searchsorted(origin, shard)
-        first += len(shard)
     return ids

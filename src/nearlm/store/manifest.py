@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nearlm.base import FileInfo, Json, StoreError, files, from_json, write_record
+from nearlm.base import FileInfo, Json, StoreError, files, flag, read_record, write_record
 from nearlm.store.layout import Layout
 
 FORMAT = 1
@@ -66,19 +66,15 @@ class Step:
 
     command: str
     options: Json
-    result: Json = field(default_factory=dict)
+    result: Json = field(default_factory=dict, compare=False)  # two steps that ask for the same are equal
 
     def __str__(self) -> str:
         """Write the step as its command line."""
         said = [self.command]
         for name, value in self.options.items():
             if value is not None and value is not False:
-                said += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+                said += [flag(name), *([] if value is True else [str(value)])]
         return " ".join(said)
-
-    def same_as(self, other: "Step") -> bool:
-        """Tell whether two steps ask for the same."""
-        return (self.command, self.options) == (other.command, other.options)
 
 
 @dataclass(frozen=True)
@@ -109,11 +105,6 @@ class Manifest:
     weighted: bool = False
     checksum: str = ""
 
-    @property
-    def bytes(self) -> int:
-        """The size of all files."""
-        return sum(file.bytes for file in self.files.values())
-
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Finish a store: with this, and only with this, the folder is one."""
@@ -128,19 +119,14 @@ def read_manifest(folder: Path) -> Manifest:
     if not folder.is_dir():
         raise StoreError(f"{folder} is a file, expected the folder of a store")
     if not layout.is_store:
-        raise _no_store(layout)
+        if layout.build_job.started:
+            raise StoreError(f"{folder} is an unfinished build; finish it by repeating its `nearlm build` command")
+        if layout.derive_job.started:
+            command = f"nearlm {layout.derive_job.plan()['command']}"
+            raise StoreError(f"{folder} is unfinished; finish it by repeating its `{command}` command")
+        name = layout.manifest.name
+        raise StoreError(f"{folder} has no {name}, so it is no store; expected a folder made by `nearlm build`")
     version = files.read_json(layout.manifest).get("format")
     if isinstance(version, int) and version > FORMAT:
         raise StoreError(f"{folder} has format {version}, this nearlm reads up to {FORMAT}; upgrade nearlm")
-    return from_json(Manifest, files.read_stamped(layout.manifest), layout.manifest)
-
-
-def _no_store(layout: Layout) -> StoreError:
-    folder = layout.folder
-    if layout.build_job.started:
-        return StoreError(f"{folder} is an unfinished build; finish it by repeating its `nearlm build` command")
-    if layout.derive_job.started:
-        command = f"nearlm {layout.derive_job.plan()['command']}"
-        return StoreError(f"{folder} is unfinished; finish it by repeating its `{command}` command")
-    name = layout.manifest.name
-    return StoreError(f"{folder} has no {name}, so it is no store; expected a folder made by `nearlm build`")
+    return read_record(Manifest, layout.manifest)

@@ -4,9 +4,8 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from nearlm.base import ArrayFile, FileInfo, Job, files
+from nearlm.base import ArrayFile, FileInfo, Floats, Job, files
 from nearlm.model import BUILT_IN
 from nearlm.model.lm import LM, PROBE_TOKENS
 from nearlm.store.layout import Layout
@@ -14,7 +13,7 @@ from nearlm.store.manifest import ModelInfo
 from nearlm.store.writing import portable_path
 
 
-def save_model(layout: Layout, job: Job, lm: LM, probe: npt.NDArray[np.float32]) -> dict[str, FileInfo]:
+def save_model(layout: Layout, job: Job, lm: LM, probe: Floats) -> dict[str, FileInfo]:
     """Keep the tokenizer and the probe's keys with the records; return what their files became."""
     ArrayFile(layout.probe, np.dtype("float32"), probe.shape).write(probe)
     target = layout.tokenizer

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nearlm.base import Json, OptionError, canonical_hash, to_json
+from nearlm.base import Json, OptionError, canonical_hash, check_at_least, flag, to_json
 from nearlm.store.manifest import Manifest
 from nearlm.text import check_window
 
@@ -14,7 +14,6 @@ WINDOW = 512
 SHARD_RECORDS = 1 << 18
 BATCH_TOKENS = {"cpu": 2048, "cuda": 32768}
 KEY_DTYPES = ("float16", "float32")
-_LEAST = {"window": 1, "stride": 1, "batch_tokens": 1, "shard_records": 1}
 _MACHINE = ("append_to", "probe", "torch", "threads")
 
 
@@ -40,10 +39,8 @@ class BuildOptions:
     """Where keys come from: ffn, last_hidden, or a module path. [default: ffn]"""
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise OptionError(f"--{name.replace('_', '-')} is {value}, expected at least {least}")
+        counts = ("window", "stride", "batch_tokens", "shard_records")
+        check_at_least(1, **{name: getattr(self, name) for name in counts})
         if self.key_dtype not in (None, *KEY_DTYPES):
             raise OptionError(f"--key-dtype is {self.key_dtype!r}, expected one of {', '.join(KEY_DTYPES)}")
 
@@ -76,8 +73,7 @@ class BuildOptions:
         for name, value in stored.items():
             wish = getattr(self, name)
             if wish is not None and wish != value:
-                flag = f"--{name.replace('_', '-')}"
-                raise OptionError(f"{flag} is {wish}, but the store was built with {value}; leave it out")
+                raise OptionError(f"{flag(name)} is {wish}, but the store was built with {value}; leave it out")
         return replace(self, **stored)
 
 

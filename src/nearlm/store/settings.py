@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
 
-from nearlm.base import OptionError, read_if_there, write_record
+from nearlm.base import OptionError, check_at_least, read_if_there, write_record
 from nearlm.store.layout import Layout
 
 DEFAULT = "default"  # the name of an index or adaptor
@@ -39,10 +39,7 @@ class SearchSettings:
             raise OptionError(f"--lam is {self.lam}, expected 0 to 1")
         if self.temperature is not None and not self.temperature > 0:
             raise OptionError(f"--temperature is {self.temperature}, expected more than 0")
-        for name in ("k", "nprobe"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise OptionError(f"--{name} is {value}, expected at least 1")
+        check_at_least(1, k=self.k, nprobe=self.nprobe)
         if self.distances not in (None, *DISTANCES):
             raise OptionError(f"--distances is {self.distances!r}, expected one of {', '.join(DISTANCES)}")
 

@@ -2,14 +2,11 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nearlm.base import Advance, ArrayFile, FileInfo, Job, ModelError, Pieces, Rate, Reporter, duration
+from nearlm.base import Advance, ArrayFile, FileInfo, Int32s, Job, ModelError, Pieces, Rate, Reporter, duration
 from nearlm.model.lm import LM
 from nearlm.store.layout import Layout
 from nearlm.store.plan import BuildOptions
@@ -46,7 +43,7 @@ class ShardWriter:
     number: int
     lm: LM
     windows: Windows
-    tokens: npt.NDArray[np.int32]
+    tokens: Int32s
     base: int
     options: BuildOptions
 
@@ -57,21 +54,15 @@ class ShardWriter:
     def fill(self, job: Job, clock: Clock) -> dict[str, FileInfo]:
         """Compute the batches that are not there yet and return what the shard's files became."""
         position = self.windows.target_positions
-        others: dict[str, npt.NDArray[Any]] = {
-            "values": self.tokens[position],
-            "origin": position + self.base,
-        }  # these need no LM
-        for name, column in others.items():
-            if not self._files[name].sound:
-                self._files[name].write(column)
-        keys = job.fill_files(
-            self._step,
-            {"keys": self._files["keys"]},
-            len(self._batches),
-            self._keys,
-            lambda number: clock.tick(self._inputs(number)),
+        keys, values, origin = self._files.values()
+        if not values.sound:
+            values.write(self.tokens[position])
+        if not origin.sound:
+            origin.write(position + self.base)
+        made = job.fill_files(
+            self._step, {"keys": keys}, len(self._batches), self._keys, lambda batch: clock.tick(self._inputs(batch))
         )
-        return keys | {self._files[name].path.name: FileInfo.of(self._files[name].path) for name in others}
+        return made | FileInfo.by_name([values.path, origin.path])
 
     @property
     def _step(self) -> str:

@@ -4,12 +4,14 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nearlm.base import Job, Reporter, StoreError, files, size
+from nearlm.base import Job, Json, Reporter, StoreError, files, size
+from nearlm.store.datastore import Datastore
 from nearlm.store.layout import Layout
+from nearlm.store.manifest import Manifest, write_manifest
 
 
 @contextlib.contextmanager
@@ -39,15 +41,38 @@ def refuse_foreign(folder: Path, job: Job) -> None:
         raise StoreError(f"{folder} is no store but holds {strangers[0]!r}; choose an empty or new folder for --out")
 
 
+def begin_or_resume(
+    job: Job, what: str, plan: Json, left: Iterable[Path], change: Callable[[Json], str | None], reporter: Reporter
+) -> None:
+    """Begin a job in place of what others have left, or make sure that the one that was begun is this one.
+
+    `change` says what differs in the plan that was begun, None if nothing does.
+    """
+    folder = job.folder.parent
+    if not job.started:
+        job.discard(left)
+        job.begin(plan)
+        return
+    changed = change(job.plan())
+    if changed:
+        raise StoreError(
+            f"the unfinished {what} in {folder} was begun with {changed}; "
+            "repeat the first command, or throw it away with --restart"
+        )
+    reporter.say(f"going on with the unfinished {what} in {folder}")
+
+
+def finish(folder: Path, manifest: Manifest, job: Job, reporter: Reporter) -> Datastore:
+    """Make a folder a store by its manifest, and forget the job."""
+    write_manifest(folder, manifest)
+    job.close()
+    store = Datastore.open(folder)
+    reporter.say(f"{folder}: {len(store):,} records, {size(store.bytes)}")
+    return store
+
+
 def announce_needs(
-    folder: Path,
-    disk: float,
-    ram: float,
-    made: Iterable[Path],
-    reporter: Reporter,
-    *,
-    at_most: bool = False,
-    remedy: str = "free some",
+    made: Iterable[Path], disk: float, ram: float, reporter: Reporter, folder: Path, remedy: str, at_most: bool = False
 ) -> None:
     """Say what the work will need, and refuse it if the disk cannot hold it, unless it may need less.
 
