@@ -4,46 +4,20 @@ The tables are a trie in flat arrays. The 1-grams are the token ids themselves; 
 `tokens-n`, where the children of one (n-1)-gram stand together, sorted by token: those of gram i are
 `tokens-n[starts-(n-1)[i] : starts-(n-1)[i + 1]]`. Its frequency is `counts-n`, its fertility the number of its
 children; that of 4-grams is kept as `fertility-4`. N-grams do not cross documents.
-
-The build takes the corpus in groups of n-grams with like beginnings, small enough to be sorted in memory; the groups
-follow each other in the order of the tables, so that each is appended to what is there and nothing needs merging.
 """
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import (
-    QUIET,
-    ArrayFile,
-    FileInfo,
-    Job,
-    Json,
-    Reporter,
-    StoreError,
-    check_files,
-    duration,
-    files,
-    read_if_there,
-    write_record,
-)
+from nearlm.base import QUIET, Reporter, StoreError, check_files, files, read_if_there
+from nearlm.mixing.ngram_counting import MAX_N, Counting, Ints, NGramInfo, Tokens
 from nearlm.store import Datastore
 
-MAX_N = 4
 GROUP_POSITIONS = 1 << 22
-_BLOCK = 1 << 22
-_APPENDED = ("tokens-2", "counts-2", "starts-2", "tokens-3", "counts-3", "starts-3", "tokens-4", "counts-4")
-_GROWING = (*_APPENDED, "fertility-4")
-_FIRST = ("counts-1", "starts-1")
-
-Ints = npt.NDArray[np.int64]
-Tokens = npt.NDArray[np.int32]
 
 
 class Counts(NamedTuple):
@@ -51,17 +25,6 @@ class Counts(NamedTuple):
 
     frequency: Ints
     fertility: Ints
-
-
-@dataclass(frozen=True)
-class NGramInfo:
-    """What `ngrams.json` says of the tables: of which state of the store, their type, lengths and files."""
-
-    manifest: str
-    tokens: int
-    dtype: str
-    lengths: dict[str, int]
-    files: dict[str, FileInfo]
 
 
 class NGrams:
@@ -93,12 +56,12 @@ class NGrams:
         """Count the last n tokens, n = 1 to 4, of contexts [m, 4], the latest last; -1 is before the beginning."""
         frequency = np.zeros(contexts.shape, np.int64)
         fertility = np.zeros(contexts.shape, np.int64)
-        _look_up_kernel(
-            np.ascontiguousarray(contexts, np.int32),
-            *(self.tables[name] for name in (*_FIRST, *_GROWING)),
-            frequency,
-            fertility,
+        counts, starts, tokens = (
+            tuple(self.tables[f"{kind}-{n}"] for n in lengths)
+            for kind, lengths in (("counts", (1, 2, 3, 4)), ("starts", (1, 2, 3)), ("tokens", (2, 3, 4)))
         )
+        known = np.ascontiguousarray(contexts, np.int32)
+        _look_up_kernel(known, counts, starts, tokens, self.tables["fertility-4"], frequency, fertility)
         return Counts(frequency, fertility)
 
     @property
@@ -122,7 +85,7 @@ def build_ngrams(store: Datastore, reporter: Reporter = QUIET) -> NGrams:
     with files.lock(place.folder):
         with contextlib.suppress(StoreError):
             return NGrams.open(store)
-        _Counting(store, reporter).run()
+        Counting(store, GROUP_POSITIONS, reporter).run()
     return NGrams.open(store)
 
 
@@ -132,209 +95,6 @@ def verify_ngrams(store: Datastore) -> None:
     info = read_if_there(NGramInfo, place.description)
     if info is not None:
         check_files(place.folder, info.files, f"remove {place.folder} and adapt again", every_byte=True)
-
-
-@dataclass(frozen=True)
-class Group:
-    """The n-grams whose first token is in [first, end), or, if that is one token, whose second is in [low, high)."""
-
-    first: int
-    end: int
-    low: int = -1
-    high: int = 1 << 62
-    positions: int = 0
-
-
-def plan_groups(counts: Ints, limit: int, followers: Callable[[int], Ints]) -> list[Group]:
-    """Cut the first tokens into groups of at most `limit` positions; a token with more is cut by what follows it.
-
-    `followers(token)` counts the tokens that follow one, shifted by one: its first entry counts where nothing follows.
-    """
-    groups: list[Group] = []
-    for first, end, size in _runs(counts, limit):
-        if size <= limit:
-            groups.append(Group(first, end, positions=size))
-        else:
-            groups += [Group(first, end, low - 1, high - 1, part) for low, high, part in _runs(followers(first), limit)]
-    return groups
-
-
-def _runs(counts: Ints, limit: int) -> list[tuple[int, int, int]]:
-    """Cut counts into runs (begin, end, sum) of at most `limit`, or one entry; runs of nothing are left out."""
-    ends = np.concatenate(([0], np.cumsum(counts)))
-    runs = []
-    begin = 0
-    while begin < len(counts):
-        end = max(begin + 1, int(np.searchsorted(ends, ends[begin] + limit, side="right")) - 1)
-        if ends[end] > ends[begin]:
-            runs.append((begin, end, int(ends[end] - ends[begin])))
-        begin = end
-    return runs
-
-
-class _Counting:
-    """N-gram tables under construction."""
-
-    def __init__(self, store: Datastore, reporter: Reporter):
-        self.store = store
-        self.reporter = reporter
-        self.place = store.layout.ngrams
-        self.job = Job(self.place.folder, "ngrams")
-        self.bounds = store.document_bounds
-        self.dtype = np.dtype("int32" if len(store.tokens) < 2**31 else "int64")
-
-    def run(self) -> None:
-        """Count 1-grams, then group by group the longer ones, and write `ngrams.json` last."""
-        started = time.monotonic()
-        counts = self._count_tokens()
-        self.vocabulary = len(counts)
-        groups = plan_groups(counts, GROUP_POSITIONS, self._followers)
-        state = self._begin([[g.first, g.end, g.low, g.high] for g in groups])
-        children = self._read_children(state)
-        done = sum(group.positions for group in groups[: state["groups"]])
-        with self.reporter.bar("counting n-grams", len(self.store.tokens), "tokens", done) as advance:
-            for number in range(state["groups"], len(groups)):
-                state = self._add(groups[number], number, state, children)
-                advance(groups[number].positions)
-        self._finish(counts, children, state)
-        self.reporter.say(f"counted n-grams in {duration(time.monotonic() - started)}")
-
-    def _blocks(self) -> Iterator[tuple[int, Tokens]]:
-        """Yield the corpus piece by piece, each with its first position and four tokens of the next."""
-        for start in range(0, len(self.store.tokens), _BLOCK):
-            yield start, self.store.tokens[start : start + _BLOCK + MAX_N]
-
-    def _count_tokens(self) -> Ints:
-        counts = np.zeros(1, np.int64)
-        for _, tokens in self._blocks():
-            found = np.bincount(tokens[:_BLOCK])
-            longer = np.zeros(max(len(found), len(counts)), np.int64)
-            longer[: len(counts)] += counts
-            longer[: len(found)] += found
-            counts = longer
-        return counts
-
-    def _followers(self, token: int) -> Ints:
-        counts = np.zeros(self.vocabulary + 1, np.int64)
-        for grams, length in self._grams(Group(token, token + 1)):
-            counts += np.bincount(np.where(length > 1, grams[:, 1] + 1, 0), minlength=len(counts))
-        return counts
-
-    def _grams(self, group: Group) -> Iterator[tuple[Tokens, Ints]]:
-        """Yield the 5-grams of a group, [n, 5], and how many of their tokens are still in the document."""
-        for start, tokens in self._blocks():
-            here = tokens[:_BLOCK]
-            places = np.flatnonzero((here >= group.first) & (here < group.end))
-            ends = self.bounds[np.searchsorted(self.bounds, places + start, side="right")]
-            length = np.minimum(ends - places - start, MAX_N + 1)
-            padded = np.concatenate([tokens, np.zeros(MAX_N, np.int32)])
-            grams = padded[places[:, None] + np.arange(MAX_N + 1)]
-            if group.low > -1 or group.high < 1 << 62:
-                second = np.where(length > 1, grams[:, 1], -1)
-                kept = (second >= group.low) & (second < group.high)
-                grams = grams[kept]
-                length = length[kept]
-            yield grams, length
-
-    def _begin(self, groups: list[list[int]]) -> Json:
-        """Return how far the tables have come: what an earlier run noted, or nothing."""
-        plan = {"manifest": self.store.checksum, "groups": groups}
-        state = self.job.state("fill") if self.job.resumes(plan) else {}
-        grown = {name: self._table(name, state.get(name, 0)) for name in _GROWING}
-        if state and all(file.path.exists() and file.path.stat().st_size >= file.bytes for file in grown.values()):
-            for file in grown.values():
-                files.truncate(file.path, file.bytes)
-            self.reporter.say("going on with the unfinished n-gram tables")
-            return state
-        files.remove(self.place.description)
-        for path in self.place.folder.glob("*.npy"):
-            files.remove(path)
-        self.job.begin(plan)
-        for file in grown.values():
-            files.write_bytes(file.path, bytes(files.NPY_HEADER))
-        state = {"groups": 0, **dict.fromkeys(_GROWING, 0)}
-        self.job.note("fill", state)
-        return state
-
-    def _table(self, name: str, length: int) -> ArrayFile:
-        return self.place.table(name, self.dtype.name, length)
-
-    def _children_file(self, groups: int) -> ArrayFile:
-        return ArrayFile(self.job.folder / f"children-{groups}.npy", np.dtype("int64"), (self.vocabulary,))
-
-    def _read_children(self, state: Json) -> Ints:
-        """Return how many children each 1-gram has in the groups that are done."""
-        if state["groups"] == 0:
-            return np.zeros(self.vocabulary, np.int64)
-        return self._children_file(state["groups"]).open().copy()
-
-    def _add(self, group: Group, number: int, state: Json, children: Ints) -> Json:
-        """Count one group and append it to the tables."""
-        parts = list(self._grams(group))
-        tables = count_group(np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]))
-        children += np.bincount(tables.pop("parents"), minlength=self.vocabulary)
-        for n in (2, 3):
-            starts = np.cumsum(tables[f"children-{n}"]) - tables.pop(f"children-{n}")
-            tables[f"starts-{n}"] = starts + state[f"tokens-{n + 1}"]
-        after = {"groups": number + 1}
-        for name in _GROWING:
-            with open(self._table(name, 0).path, "ab") as file:
-                files.append(file, tables[name].astype(self.dtype).data)
-                files.sync(file)
-            after[name] = state[name] + len(tables[name])
-        self._children_file(number + 1).write(children)
-        self.job.note("fill", after)
-        files.remove(self._children_file(number).path)
-        return after
-
-    def _finish(self, counts: Ints, children: Ints, state: Json) -> None:
-        """Close the tables, note their checksums, and forget the job."""
-        lengths = {name: state[name] + name.startswith("starts") for name in _GROWING}
-        for name, length in lengths.items():
-            table = self._table(name, length)
-            with open(table.path, "r+b") as file:
-                if name.startswith("starts"):  # where the children of the last one end
-                    end = state[f"tokens-{int(name[-1]) + 1}"]
-                    files.write_at(file, np.array([end], self.dtype).data, table.offset(length - 1))
-                files.write_at(file, table.header, 0)
-                files.sync(file)
-        first = {"counts-1": counts, "starts-1": np.concatenate(([0], np.cumsum(children)))}
-        for name, column in first.items():
-            lengths[name] = len(column)
-            self._table(name, len(column)).write(column)
-        paths = [self._table(name, length).path for name, length in lengths.items()]
-        listed = {path.name: FileInfo.of(path) for path in paths}
-        tokens = len(self.store.tokens)
-        info = NGramInfo(self.store.checksum, tokens, self.dtype.name, lengths, listed)
-        write_record(self.place.description, info)
-        self.job.close()
-
-
-def count_group(grams: Tokens, length: Ints) -> dict[str, Ints]:
-    """Count the 2- to 4-grams that begin some 5-grams, [n, 5], of which `length` tokens are real, in sorted order.
-
-    A gram's id is its place among those of its length here; (id, next token) sorts like the longer gram and fits in
-    64 bits whatever the vocabulary. Returns the tables of this group and `parents`, the first token of each 2-gram.
-    """
-    tables: dict[str, Ints] = {}
-    width = int(grams.max(initial=0)) + 1
-    ids = grams[:, 0].astype(np.int64)
-    for n in range(2, MAX_N + 2):
-        longer = length >= n
-        grams = grams[longer]
-        length = length[longer]
-        ids = ids[longer]
-        chained, ids, counts = np.unique(ids * width + grams[:, n - 1], return_inverse=True, return_counts=True)
-        parents = chained // width
-        if n == 2:
-            tables["parents"] = parents
-        else:
-            name = f"children-{n - 1}" if n <= MAX_N else f"fertility-{MAX_N}"
-            tables[name] = np.bincount(parents, minlength=len(tables[f"tokens-{n - 1}"]))
-        if n <= MAX_N:
-            tables[f"tokens-{n}"] = chained % width
-            tables[f"counts-{n}"] = counts
-    return tables
 
 
 @numba.njit(cache=True, inline="always")
@@ -351,30 +111,16 @@ def _child(tokens, low, high, token):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, parallel=True, nogil=True)
-def _look_up_kernel(  # type: ignore[no-untyped-def]
-    contexts, c1, s1, t2, c2, s2, t3, c3, s3, t4, c4, f4, frequency, fertility
-):
+def _look_up_kernel(contexts, counts, starts, tokens, fertility_4, frequency, fertility):  # type: ignore[no-untyped-def]
     for i in numba.prange(len(contexts)):
-        for n in range(1, 5):
-            gram = contexts[i, 4 - n :]
-            at = gram[0]
-            if at < 0 or at >= len(c1):
+        for n in range(1, MAX_N + 1):
+            first = MAX_N - n
+            at = np.int64(contexts[i, first])
+            if at < 0 or at >= len(counts[0]):
                 break
-            if n == 1:
-                frequency[i, 0], fertility[i, 0] = c1[at], s1[at + 1] - s1[at]
-                continue
-            at = _child(t2, s1[at], s1[at + 1], gram[1])
-            if n == 2:
+            for m in range(n - 1):  # from an (m+1)-gram to its child
                 if at >= 0:
-                    frequency[i, 1], fertility[i, 1] = c2[at], s2[at + 1] - s2[at]
-                continue
+                    at = _child(tokens[m], starts[m][at], starts[m][at + 1], contexts[i, first + m + 1])
             if at >= 0:
-                at = _child(t3, s2[at], s2[at + 1], gram[2])
-            if n == 3:
-                if at >= 0:
-                    frequency[i, 2], fertility[i, 2] = c3[at], s3[at + 1] - s3[at]
-                continue
-            if at >= 0:
-                at = _child(t4, s3[at], s3[at + 1], gram[3])
-            if at >= 0:
-                frequency[i, 3], fertility[i, 3] = c4[at], f4[at]
+                frequency[i, n - 1] = counts[n - 1][at]
+                fertility[i, n - 1] = fertility_4[at] if n == MAX_N else starts[n - 1][at + 1] - starts[n - 1][at]
