@@ -4,20 +4,30 @@ The tables are a trie in flat arrays. The 1-grams are the token ids themselves; 
 `tokens-n`, where the children of one (n-1)-gram stand together, sorted by token: those of gram i are
 `tokens-n[starts-(n-1)[i] : starts-(n-1)[i + 1]]`. Its frequency is `counts-n`, its fertility the number of its
 children; that of 4-grams is kept as `fertility-4`. N-grams do not cross documents.
+
+The build takes the corpus in groups of n-grams with like beginnings, small enough to be sorted in memory; the groups
+follow each other in the order of the tables, so that each is appended to what is there and nothing needs merging.
 """
 
 import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import QUIET, Reporter, StoreError, check_files, files, read_if_there
-from nearlm.mixing.ngram_counting import MAX_N, Counting, Ints, NGramInfo, Tokens
+from nearlm.base import QUIET, ArrayFile, Job, Json, Reporter, StoreError, duration, files
+from nearlm.base.records import FileInfo, check_files, read_if_there, write_record
+from nearlm.mixing.ngram_groups import MAX_N, Group, Ints, Tokens, count_group, plan_groups
 from nearlm.store import Datastore
 
 GROUP_POSITIONS = 1 << 22
+_BLOCK = 1 << 22
+_APPENDED = ("tokens-2", "counts-2", "starts-2", "tokens-3", "counts-3", "starts-3", "tokens-4", "counts-4")
+_GROWING = (*_APPENDED, "fertility-4")
 
 
 class Counts(NamedTuple):
@@ -25,6 +35,17 @@ class Counts(NamedTuple):
 
     frequency: Ints
     fertility: Ints
+
+
+@dataclass(frozen=True)
+class NGramInfo:
+    """What `ngrams.json` says of the tables: of which state of the store, their type, lengths and files."""
+
+    manifest: str
+    tokens: int
+    dtype: str
+    lengths: dict[str, int]
+    files: dict[str, FileInfo]
 
 
 class NGrams:
@@ -85,7 +106,7 @@ def build_ngrams(store: Datastore, reporter: Reporter = QUIET) -> NGrams:
     with files.lock(place.folder):
         with contextlib.suppress(StoreError):
             return NGrams.open(store)
-        Counting(store, GROUP_POSITIONS, reporter).run()
+        _Counting(store, reporter).run()
     return NGrams.open(store)
 
 
@@ -95,6 +116,138 @@ def verify_ngrams(store: Datastore) -> None:
     info = read_if_there(NGramInfo, place.description)
     if info is not None:
         check_files(place.folder, info.files, f"remove {place.folder} and adapt again", every_byte=True)
+
+
+class _Counting:
+    """N-gram tables under construction."""
+
+    def __init__(self, store: Datastore, reporter: Reporter):
+        self.store = store
+        self.reporter = reporter
+        self.place = store.layout.ngrams
+        self.job = Job(self.place.folder, "ngrams")
+        self.bounds = store.document_bounds
+        self.dtype = np.dtype("int32" if len(store.tokens) < 2**31 else "int64")
+
+    def run(self) -> None:
+        """Count 1-grams, then group by group the longer ones, and write `ngrams.json` last."""
+        started = time.monotonic()
+        counts = self._count_tokens()
+        self.vocabulary = len(counts)
+        groups = plan_groups(counts, GROUP_POSITIONS, self._followers)
+        state = self._begin([[g.first, g.end, g.low, g.high] for g in groups])
+        children = np.zeros(self.vocabulary, np.int64)  # of each 1-gram, in the groups that are done
+        if state["groups"]:
+            children += self._children_file(state["groups"]).open()
+        done = sum(group.positions for group in groups[: state["groups"]])
+        with self.reporter.bar("counting n-grams", len(self.store.tokens), "tokens", done) as advance:
+            for number in range(state["groups"], len(groups)):
+                state = self._add(groups[number], number, state, children)
+                advance(groups[number].positions)
+        self._finish(counts, children, state)
+        self.reporter.say(f"counted n-grams in {duration(time.monotonic() - started)}")
+
+    def _blocks(self) -> Iterator[tuple[int, Tokens]]:
+        """Yield the corpus piece by piece, each with its first position and four tokens of the next."""
+        for start in range(0, len(self.store.tokens), _BLOCK):
+            yield start, self.store.tokens[start : start + _BLOCK + MAX_N]
+
+    def _count_tokens(self) -> Ints:
+        counts = np.zeros(1, np.int64)
+        for _, tokens in self._blocks():
+            found = np.bincount(tokens[:_BLOCK], minlength=len(counts))
+            found[: len(counts)] += counts
+            counts = found
+        return counts
+
+    def _followers(self, token: int) -> Ints:
+        counts = np.zeros(self.vocabulary + 1, np.int64)
+        for grams, length in self._grams(Group(token, token + 1)):
+            counts += np.bincount(np.where(length > 1, grams[:, 1] + 1, 0), minlength=len(counts))
+        return counts
+
+    def _grams(self, group: Group) -> Iterator[tuple[Tokens, Ints]]:
+        """Yield the 5-grams of a group, [n, 5], and how many of their tokens are still in the document."""
+        for start, tokens in self._blocks():
+            here = tokens[:_BLOCK]
+            places = np.flatnonzero((here >= group.first) & (here < group.end))
+            ends = self.bounds[np.searchsorted(self.bounds, places + start, side="right")]
+            length = np.minimum(ends - places - start, MAX_N + 1)
+            padded = np.concatenate([tokens, np.zeros(MAX_N, np.int32)])
+            grams = padded[places[:, None] + np.arange(MAX_N + 1)]
+            if group.low > -1 or group.high < 1 << 62:
+                second = np.where(length > 1, grams[:, 1], -1)
+                kept = (second >= group.low) & (second < group.high)
+                grams = grams[kept]
+                length = length[kept]
+            yield grams, length
+
+    def _begin(self, groups: list[list[int]]) -> Json:
+        """Return how far the tables have come: what an earlier run noted, or nothing."""
+        plan = {"manifest": self.store.checksum, "groups": groups}
+        state = self.job.state("fill") if self.job.resumes(plan) else {}
+        grown = {name: self._table(name, state.get(name, 0)) for name in _GROWING}
+        if state and all(file.path.exists() and file.path.stat().st_size >= file.bytes for file in grown.values()):
+            for file in grown.values():
+                files.truncate(file.path, file.bytes)
+            self.reporter.say("going on with the unfinished n-gram tables")
+            return state
+        files.remove(self.place.description)
+        for path in self.place.folder.glob("*.npy"):
+            files.remove(path)
+        self.job.begin(plan)
+        for file in grown.values():
+            files.write_bytes(file.path, bytes(files.NPY_HEADER))
+        state = {"groups": 0, **dict.fromkeys(_GROWING, 0)}
+        self.job.note("fill", state)
+        return state
+
+    def _table(self, name: str, length: int) -> ArrayFile:
+        return self.place.table(name, self.dtype.name, length)
+
+    def _children_file(self, groups: int) -> ArrayFile:
+        return ArrayFile(self.job.folder / f"children-{groups}.npy", np.dtype("int64"), (self.vocabulary,))
+
+    def _add(self, group: Group, number: int, state: Json, children: Ints) -> Json:
+        """Count one group and append it to the tables."""
+        parts = list(self._grams(group))
+        tables = count_group(np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]))
+        children += np.bincount(tables.pop("parents"), minlength=self.vocabulary)
+        for n in (2, 3):
+            starts = np.cumsum(tables[f"children-{n}"]) - tables.pop(f"children-{n}")
+            tables[f"starts-{n}"] = starts + state[f"tokens-{n + 1}"]
+        after = {"groups": number + 1}
+        for name in _GROWING:
+            with open(self._table(name, 0).path, "ab") as file:
+                files.append(file, tables[name].astype(self.dtype).data)
+                files.sync(file)
+            after[name] = state[name] + len(tables[name])
+        self._children_file(number + 1).write(children)
+        self.job.note("fill", after)
+        files.remove(self._children_file(number).path)
+        return after
+
+    def _finish(self, counts: Ints, children: Ints, state: Json) -> None:
+        """Close the tables, note their checksums, and forget the job."""
+        lengths = {name: state[name] + name.startswith("starts") for name in _GROWING}
+        for name, length in lengths.items():
+            table = self._table(name, length)
+            with open(table.path, "r+b") as file:
+                if name.startswith("starts"):  # where the children of the last one end
+                    end = state[f"tokens-{int(name[-1]) + 1}"]
+                    files.write_at(file, np.array([end], self.dtype).data, table.offset(length - 1))
+                files.write_at(file, table.header, 0)
+                files.sync(file)
+        first = {"counts-1": counts, "starts-1": np.concatenate(([0], np.cumsum(children)))}
+        for name, column in first.items():
+            lengths[name] = len(column)
+            self._table(name, len(column)).write(column)
+        paths = [self._table(name, length).path for name, length in lengths.items()]
+        listed = {path.name: FileInfo.of(path) for path in paths}
+        tokens = len(self.store.tokens)
+        info = NGramInfo(self.store.checksum, tokens, self.dtype.name, lengths, listed)
+        write_record(self.place.description, info)
+        self.job.close()
 
 
 @numba.njit(cache=True, inline="always")
