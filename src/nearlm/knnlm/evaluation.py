@@ -75,14 +75,14 @@ def evaluate_tokens(
             log_lm += float(scores.log_lm.sum())
             asked += int(scores.asked.sum())
             advance(len(scores.tokens))
-    return _summary(knnlm, text, logp, log_lm, asked, scorer.timer, scorer.timer.total)
+    return _summary(knnlm, text, logp, log_lm, asked, scorer.timer)
 
 
-def _summary(
-    knnlm: KNNLM, text: TokenText, logp: float, log_lm: float, retrievals: int, timer: Timer, seconds: float
-) -> Evaluation:
+def _summary(knnlm: KNNLM, text: TokenText, logp: float, log_lm: float, retrievals: int, timer: Timer) -> Evaluation:
+    seconds = timer.total
     tokens = text.windows.records
     words, count = _words_and_bytes(text, knnlm.lm.tokenizer)
+    used = knnlm.memory.settings if knnlm.memory is not None else SearchSettings()
     rest = seconds - timer.lm - timer.adaptor - timer.search - timer.mixing
     return Evaluation(
         perplexity=math.exp(-logp / tokens),
@@ -103,15 +103,8 @@ def _summary(
         rest_share=rest / seconds,
         skipped=1 - retrievals / tokens,
         adaptor_microseconds=timer.adaptor / tokens * 1e6 if knnlm.gate else None,
-        search=_used(knnlm),
+        search=replace(used, lam=None) if knnlm.gate else used,  # a gate does not have one λ
     )
-
-
-def _used(knnlm: KNNLM) -> SearchSettings:
-    """Return how the memory was searched; with a gate there is not one λ."""
-    if knnlm.memory is None:
-        return SearchSettings()
-    return replace(knnlm.memory.settings, lam=None) if knnlm.gate else knnlm.memory.settings
 
 
 def _words_and_bytes(text: TokenText, tokenizer: Any) -> tuple[int, int]:

@@ -128,9 +128,8 @@ class KNNLM:
         """Generate for several prompts and return, for each, the ids of prompt and continuation."""
         refused = [name for name in _REFUSED if options.get(name) is not None]
         if refused:
-            raise OptionError(
-                f"{refused[0]} drafts tokens without the memory; leave it out (assisted decoding is not supported)"
-            )
+            why = "drafts tokens without the memory"
+            raise OptionError(f"{refused[0]} {why}; leave it out (assisted decoding is not supported)")
         rows = [self._chat(prompt) if chat else self._document(prompt).tolist() for prompt in prompts]
         if not all(rows):
             raise OptionError("the prompt is empty and the tokenizer has no BOS to begin with; give some text")

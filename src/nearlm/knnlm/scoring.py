@@ -71,11 +71,7 @@ class Scorer:
     timer: Timer = field(default_factory=Timer)
 
     def score(
-        self,
-        tokens: npt.NDArray[np.int32],
-        bounds: Ints,
-        windows: Windows,
-        batch_tokens: int = SCORE_BATCH_TOKENS,
+        self, tokens: Tokens, bounds: Ints, windows: Windows, batch_tokens: int = SCORE_BATCH_TOKENS
     ) -> Iterator[ScoredBatch]:
         """Score windows batch by batch; on a GPU the search for one batch overlaps the LM's pass over the next."""
         overlapping = self.lm.device.type == "cuda" and self.memory is not None
@@ -95,7 +91,7 @@ class Scorer:
             if pending is not None:
                 yield pending.result()
 
-    def _contexts(self, tokens: npt.NDArray[np.int32], bounds: Ints, windows: Windows) -> Tokens | None:
+    def _contexts(self, tokens: Tokens, bounds: Ints, windows: Windows) -> Tokens | None:
         """Return what the adaptor wants to know of the tokens before the targets, if anything."""
         if self.memory is None or self.memory.gate is None or not self.memory.gate.needs_contexts:
             return None

@@ -1,11 +1,12 @@
 """How memory and LM are mixed: the equations, traces, tuning, adaptors, n-gram tables, and a memory ready for use."""
 
-from nearlm.mixing.adapting import TRUSTED_TOKENS, examples_of, judge, search_only, traced
+from nearlm.mixing.adapting import examples_of, judge, search_only, traced
 from nearlm.mixing.adaptor import Adaptor, Gate, adaptor_files, verify_adaptor
 from nearlm.mixing.adaptor_network import FEATURES, Inputs, capped_lambda
 from nearlm.mixing.adaptor_training import (
     SHARES,
     SURE,
+    TRUSTED_TOKENS,
     Examples,
     Split,
     Training,
@@ -17,5 +18,5 @@ from nearlm.mixing.adaptor_training import (
 from nearlm.mixing.equations import back_off, log_weights, mix, mix_logs, perplexity, warm_up
 from nearlm.mixing.memory import Memory
 from nearlm.mixing.ngrams import MAX_N, Tokens, build_ngrams, last_tokens, verify_ngrams
-from nearlm.mixing.traces import LMTrace, Trace, room_for_traces, trace_lm, trace_search, traced_text
+from nearlm.mixing.traces import LMTrace, Trace, room_for_traces, trace_lm, trace_search, trace_text, traced_text
 from nearlm.mixing.tuning import best_setting, best_settings, paper_setting, tune, tuned_at

@@ -1,6 +1,6 @@
 """From a validation text to a trained network: trace it, make features, hold some out, train, judge."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from safetensors.torch import load as load_tensors
@@ -11,6 +11,7 @@ from nearlm.mixing.adaptor_network import AdaptorNetwork, Inputs, capped_lambda,
 from nearlm.mixing.adaptor_training import (
     SHARES,
     SURE,
+    TRUSTED_TOKENS,
     Examples,
     Split,
     Trained,
@@ -23,15 +24,14 @@ from nearlm.mixing.adaptor_training import (
 )
 from nearlm.mixing.equations import mix, perplexity
 from nearlm.mixing.ngrams import NGrams, build_ngrams
-from nearlm.mixing.traces import Trace, trace_lm, trace_search, traced_text
+from nearlm.mixing.traces import Trace, trace_lm, trace_search
 from nearlm.model.lm import LM
 from nearlm.search import Retriever
 from nearlm.store import DEFAULT, Datastore, SearchSettings, Tuned, read_tuned
-from nearlm.text import Reading, Texts, TokenText
+from nearlm.text import Reading, TokenText
 
 FORMAT = 2
 FEW_TOKENS = 10_000
-TRUSTED_TOKENS = 500  # fewer held-out tokens cannot tell a better λ(c) from one that knows their document
 
 
 @dataclass(frozen=True)
@@ -103,39 +103,23 @@ def tuned_settings(store: Datastore, index: str) -> Tuned:
 
 def search_only(settings: SearchSettings) -> SearchSettings:
     """Return the settings that an adaptor depends on: all of a search, and T."""
-    return SearchSettings(
-        index=settings.index,
-        temperature=settings.temperature,
-        k=settings.k,
-        nprobe=settings.nprobe,
-        distances=settings.distances,
-    )
+    names = ("index", "temperature", "k", "nprobe", "distances")
+    return SearchSettings(**{name: getattr(settings, name) for name in names})
 
 
 def learn(
-    lm: LM,
-    store: Datastore,
-    text: Texts | TokenText,
-    job: Job,
-    training: Training,
-    tuned: Tuned,
-    *,
-    stride: int | None,
-    reporter: Reporter,
+    lm: LM, trace: Trace, job: Job, training: Training, tuned: Tuned, reporter: Reporter
 ) -> tuple[AdaptorNetwork, AdaptorInfo]:
     """Train one network for each L1 coefficient and return the best at 50 % pruning, with all there is to say of it."""
-    reading = store.reading(stride)
-    retriever = Retriever.open(store, tuned)
+    store = trace.retriever.store
+    text = trace.lm.text
     inputs = training.inputs(lm.dim)  # f(c) itself, also of a reduced store
-    if not isinstance(text, TokenText):
-        text = traced_text(text, lm.tokenizer, reading, reporter)
-    trace = traced(lm, retriever, text, reading, tuned, reporter)
     examples = examples_of(trace, inputs, build_ngrams(store, reporter) if inputs.counts else None, tuned)
     split = split_rows(text.documents, training.seed)
     _warn_few(examples, split, reporter)
     made_from: Json = {
         "store": store.checksum,
-        "search": search_hash(retriever),
+        "search": search_hash(trace.retriever),
         "model": lm.fingerprint(),
         "text": text.sha256,
     }
@@ -160,16 +144,8 @@ def learn(
 
 
 def _training_info(training: Training, best: Trained, tokens: int) -> TrainingInfo:
-    return TrainingInfo(
-        objective=training.objective,
-        seed=training.seed,
-        rate=training.rate,
-        batch=training.batch,
-        epochs=best.epochs,
-        patience=training.patience,
-        a=best.a,
-        tokens=tokens,
-    )
+    known = {**vars(training), "epochs": best.epochs, "a": best.a, "tokens": tokens}
+    return TrainingInfo(**{field.name: known[field.name] for field in fields(TrainingInfo)})
 
 
 def search_hash(retriever: Retriever) -> str:
@@ -191,8 +167,7 @@ def examples_of(trace: Trace, inputs: Inputs, ngrams: NGrams | None, settings: S
     """Turn a trace into what an adaptor learns from."""
     counts = ngrams.look_up(trace.lm.contexts()) if ngrams else None
     scalars = scalar_columns(inputs, len(trace.lm), trace.lm.conf, trace.lm.ent, counts)
-    log_knn = trace.log_p_knn(settings.temperature or 1.0, settings.k)
-    return Examples(trace.lm.keys, scalars, trace.log_lm, log_knn)
+    return Examples(trace.lm.keys, scalars, trace.log_lm, trace.log_p_knn_of(settings))
 
 
 def judge(network: AdaptorNetwork, examples: Examples, split: Split, objective: str, tuned: float) -> Verdict:

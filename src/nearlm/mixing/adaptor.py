@@ -7,31 +7,13 @@ import numpy.typing as npt
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from nearlm.base import (
-    QUIET,
-    FileInfo,
-    Job,
-    OptionError,
-    Reporter,
-    StoreError,
-    check_files,
-    files,
-    read_record,
-    write_record,
-)
-from nearlm.mixing.adapting import (
-    FORMAT,
-    TRUSTED_TOKENS,
-    AdaptorInfo,
-    Verdict,
-    learn,
-    search_hash,
-    search_only,
-    tuned_settings,
-)
+from nearlm.base import QUIET, Job, OptionError, Reporter, StoreError, files
+from nearlm.base.records import FileInfo, check_files, read_record, write_record
+from nearlm.mixing.adapting import FORMAT, AdaptorInfo, Verdict, learn, search_hash, search_only, traced, tuned_settings
 from nearlm.mixing.adaptor_network import AdaptorNetwork, capped_lambda, scalar_columns
-from nearlm.mixing.adaptor_training import SHARES, SURE, Training
+from nearlm.mixing.adaptor_training import SHARES, SURE, TRUSTED_TOKENS, Training
 from nearlm.mixing.ngrams import MAX_N, NGrams, Tokens
+from nearlm.mixing.traces import traced_text
 from nearlm.model.lm import LM
 from nearlm.search import Retriever
 from nearlm.store import DEFAULT, NO_ADAPTOR, AdaptorFiles, Datastore, SearchSettings
@@ -40,6 +22,7 @@ from nearlm.text import Texts, TokenText
 DEFAULT_BUDGET = 0.1
 
 Floats = npt.NDArray[np.float64]
+Reals = npt.NDArray[np.floating]
 
 
 class Adaptor:
@@ -86,10 +69,14 @@ class Adaptor:
         """
         place = adaptor_files(store, name)
         tuned = tuned_settings(store, index)
+        reading = store.reading(stride)
         place.folder.mkdir(parents=True, exist_ok=True)
         with files.lock(place.folder):
             job = Job(place.folder, "adapt")
-            network, info = learn(lm, store, text, job, training, tuned, stride=stride, reporter=reporter)
+            if not isinstance(text, TokenText):
+                text = traced_text(text, lm.tokenizer, reading, reporter)
+            trace = traced(lm, Retriever.open(store, tuned), text, reading, tuned, reporter)
+            network, info = learn(lm, trace, job, training, tuned, reporter)
             save_adaptor(place, network, info)
             job.close()
         return cls.load(store, name)
@@ -180,13 +167,7 @@ class Adaptor:
         except ValueError:
             raise OptionError(f"--skip is {skip!r}, expected 0 to 1 or auto") from None
 
-    def log_weights(
-        self,
-        keys: npt.NDArray[np.floating],
-        conf: npt.NDArray[np.floating] | None,
-        ent: npt.NDArray[np.floating] | None,
-        contexts: Tokens | None,
-    ) -> Floats:
+    def log_weights(self, keys: Reals, conf: Reals | None, ent: Reals | None, contexts: Tokens | None) -> Floats:
         """Return the network's (log λ, log 1 - λ), [n, 2]."""
         counts = self.ngrams.look_up(contexts) if self.ngrams and contexts is not None else None
         return self.network.log_weights(keys, scalar_columns(self.inputs, len(keys), conf, ent, counts))
@@ -223,13 +204,7 @@ class Gate:
         one = np.zeros(1, np.float32)
         self.weights(keys, one, one, np.zeros((1, MAX_N), np.int32))
 
-    def weights(
-        self,
-        keys: npt.NDArray[np.floating],
-        conf: npt.NDArray[np.floating] | None,
-        ent: npt.NDArray[np.floating] | None,
-        contexts: Tokens | None,
-    ) -> Floats:
+    def weights(self, keys: Reals, conf: Reals | None, ent: Reals | None, contexts: Tokens | None) -> Floats:
         """Return the λ of n contexts; 0 means that they do not ask.
 
         `conf` and `ent`, and `contexts`, [n, 4], may be None unless `needs_statistics` or `needs_contexts`.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +16,13 @@ from nearlm.mixing.ngrams import MAX_N, Counts
 SCALARS = {"conf": 1, "ent": 1, "freq": MAX_N, "fert": MAX_N}
 FEATURES = ("keys", *SCALARS)
 PAPER_FEATURES = ("keys", "conf", "ent", "fert")
-DEFAULT_FEATURES = ("conf", "ent", "freq", "fert")  # on some 10,000 tokens f(c) is learned by heart
 MOST_LAMBDA = 0.999
 HIDDEN = 128
 HIDDEN_LAYERS = 4
 DROPOUT = 0.2
 STANDARDISE = ("all", "scalars", "none")
+
+Reals = npt.NDArray[np.floating]
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class Inputs:
     def __post_init__(self) -> None:
         unknown = [name for name in self.features if name not in FEATURES]
         if unknown or not self.features or len(set(self.features)) < len(self.features):
-            got, known = ",".join(self.features), ",".join(FEATURES)
-            raise OptionError(f"--features is {got!r}, expected some of {known}, each once")
+            got = ",".join(self.features)
+            raise OptionError(f"--features is {got!r}, expected some of {','.join(FEATURES)}, each once")
         if self.standardise not in STANDARDISE:
             raise OptionError(f"--standardise is {self.standardise!r}, expected one of {', '.join(STANDARDISE)}")
 
@@ -61,23 +63,14 @@ class Inputs:
 
 
 def scalar_columns(
-    inputs: Inputs,
-    count: int,
-    conf: npt.NDArray[np.floating] | None,
-    ent: npt.NDArray[np.floating] | None,
-    counts: Counts | None,
+    inputs: Inputs, count: int, conf: Reals | None, ent: Reals | None, counts: Counts | None
 ) -> npt.NDArray[np.float32]:
     """Put the scalar features of some contexts side by side, [count, width]; counts become log(1 + count)."""
-    columns: list[npt.NDArray[np.floating]] = [np.empty((count, 0))]
-    for name in inputs.scalars:
-        if name in ("conf", "ent"):
-            column = conf if name == "conf" else ent
-            assert column is not None
-            columns.append(np.asarray(column)[:, None])
-        else:
-            assert counts is not None
-            columns.append(np.log1p(counts.frequency if name == "freq" else counts.fertility))
-    return np.concatenate(columns, axis=1).astype(np.float32)
+    known: dict[str, Any] = {"conf": conf, "ent": ent}
+    if counts is not None:
+        known |= {"freq": np.log1p(counts.frequency), "fert": np.log1p(counts.fertility)}
+    columns = [np.reshape(known[name], (count, -1)) for name in inputs.scalars]
+    return np.concatenate([np.empty((count, 0)), *columns], axis=1).astype(np.float32)
 
 
 class AdaptorNetwork(nn.Module):
@@ -136,18 +129,16 @@ class AdaptorNetwork(nn.Module):
             begin += SCALARS[name]
         return self.mlp(torch.cat(parts, -1))  # type: ignore[no-any-return]
 
-    def log_weights(
-        self, keys: npt.NDArray[np.floating], scalars: npt.NDArray[np.float32], batch: int = 4096
-    ) -> npt.NDArray[np.float64]:
+    def log_weights(self, keys: Reals, scalars: npt.NDArray[np.float32], batch: int = 4096) -> npt.NDArray[np.float64]:
         """Return (log λ, log 1 - λ) of many contexts, without dropout, some at a time."""
         self.eval()
-        parts: list[npt.NDArray[np.float64]] = [np.empty((0, 2))]
+        out = np.empty((len(keys), 2))
         with torch.inference_mode():
             for start in range(0, len(keys), batch):
                 part = slice(start, start + batch)
-                x = torch.from_numpy(np.array(keys[part], np.float32))
-                parts.append(self(x, torch.from_numpy(scalars[part])).double().numpy())
-        return np.concatenate(parts)
+                vectors = torch.from_numpy(np.array(keys[part], np.float32))
+                out[part] = self(vectors, torch.from_numpy(scalars[part])).double().numpy()
+        return out
 
 
 def capped_lambda(log_lam: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

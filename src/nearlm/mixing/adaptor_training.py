@@ -11,14 +11,7 @@ import numpy.typing as npt
 import torch
 
 from nearlm.base import OptionError
-from nearlm.mixing.adaptor_network import (
-    DEFAULT_FEATURES,
-    LOSSES,
-    AdaptorNetwork,
-    Inputs,
-    capped_lambda,
-    parse_features,
-)
+from nearlm.mixing.adaptor_network import LOSSES, AdaptorNetwork, Inputs, capped_lambda, parse_features
 from nearlm.mixing.equations import mix, perplexity
 
 PAPER_A = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -26,6 +19,7 @@ LAMBDAS = np.round(np.arange(0.01, 1.0, 0.01), 2)
 HELD_OUT = 0.1
 SHARES = np.round(np.arange(0.0, 1.005, 0.01), 2)
 SURE = 2.0  # standard errors
+TRUSTED_TOKENS = 500  # fewer held-out tokens cannot tell a better λ(c) from one that knows their document
 _BLOCKS = 20
 _GROUPS = 10  # of tokens, at least, to tell an error from
 _FIT_ROWS = 100_000
@@ -46,11 +40,6 @@ class Examples:
     def __len__(self) -> int:
         return len(self.log_lm)
 
-    @property
-    def columns(self) -> tuple[npt.NDArray[np.floating], ...]:
-        """All columns."""
-        return self.keys, self.scalars, self.log_lm, self.log_knn
-
     def __getitem__(self, rows: Ints) -> "Examples":
         return Examples(self.keys[rows], self.scalars[rows], self.log_lm[rows], self.log_knn[rows])
 
@@ -61,7 +50,7 @@ class Training:
 
     objective: str = "likelihood"
     """likelihood or classify."""
-    features: str = ",".join(DEFAULT_FEATURES)
+    features: str = "conf,ent,freq,fert"  # on some 10,000 tokens f(c) is learned by heart
     """Some of keys,conf,ent,freq,fert, or all."""
     a: str = "0.05"
     """Weight of the L1 term that makes λ small, or auto."""
@@ -195,7 +184,9 @@ def train_network(
     with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(training.seed)
         rng = np.random.default_rng(training.seed)
-        network = _new_network(inputs, examples[np.sort(rng.permutation(split.train)[:_FIT_ROWS])])
+        network = AdaptorNetwork(inputs)
+        sample = examples[np.sort(rng.permutation(split.train)[:_FIT_ROWS])]
+        network.fit(torch.from_numpy(np.array(sample.keys, np.float32)), torch.from_numpy(sample.scalars))
         if training.objective == "likelihood":
             network.begin_at(constant)
         optimiser = torch.optim.Adam(network.parameters(), lr=training.rate)
@@ -213,12 +204,6 @@ def train_network(
     return best
 
 
-def _new_network(inputs: Inputs, sample: Examples) -> AdaptorNetwork:
-    network = AdaptorNetwork(inputs)
-    network.fit(torch.from_numpy(np.array(sample.keys, np.float32)), torch.from_numpy(sample.scalars))
-    return network
-
-
 def _train_epoch(
     network: AdaptorNetwork, optimiser: Any, examples: Examples, order: Ints, a: float, training: Training
 ) -> None:
@@ -226,7 +211,8 @@ def _train_epoch(
     loss = LOSSES[training.objective]
     for start in range(0, len(order), training.batch):
         batch = examples[np.sort(order[start : start + training.batch])]
-        keys, scalars, log_lm, log_knn = (torch.from_numpy(np.array(c, np.float32)) for c in batch.columns)
+        columns = (batch.keys, batch.scalars, batch.log_lm, batch.log_knn)
+        keys, scalars, log_lm, log_knn = (torch.from_numpy(np.array(column, np.float32)) for column in columns)
         optimiser.zero_grad()
         loss(network(keys, scalars), log_knn, log_lm, a).backward()  # type: ignore[no-untyped-call]
         optimiser.step()

@@ -11,7 +11,7 @@ follow each other in the order of the tables, so that each is appended to what i
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,31 +19,15 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import (
-    QUIET,
-    ArrayFile,
-    FileInfo,
-    Job,
-    Json,
-    Reporter,
-    StoreError,
-    check_files,
-    duration,
-    files,
-    read_if_there,
-    write_record,
-)
+from nearlm.base import QUIET, ArrayFile, Job, Json, Reporter, StoreError, duration, files
+from nearlm.base.records import FileInfo, check_files, read_if_there, write_record
+from nearlm.mixing.ngram_groups import MAX_N, Group, Ints, Tokens, count_group, plan_groups
 from nearlm.store import Datastore
 
-MAX_N = 4
 GROUP_POSITIONS = 1 << 22
 _BLOCK = 1 << 22
 _APPENDED = ("tokens-2", "counts-2", "starts-2", "tokens-3", "counts-3", "starts-3", "tokens-4", "counts-4")
 _GROWING = (*_APPENDED, "fertility-4")
-_FIRST = ("counts-1", "starts-1")
-
-Ints = npt.NDArray[np.int64]
-Tokens = npt.NDArray[np.int32]
 
 
 class Counts(NamedTuple):
@@ -93,12 +77,12 @@ class NGrams:
         """Count the last n tokens, n = 1 to 4, of contexts [m, 4], the latest last; -1 is before the beginning."""
         frequency = np.zeros(contexts.shape, np.int64)
         fertility = np.zeros(contexts.shape, np.int64)
-        _look_up_kernel(
-            np.ascontiguousarray(contexts, np.int32),
-            *(self.tables[name] for name in (*_FIRST, *_GROWING)),
-            frequency,
-            fertility,
+        counts, starts, tokens = (
+            tuple(self.tables[f"{kind}-{n}"] for n in lengths)
+            for kind, lengths in (("counts", (1, 2, 3, 4)), ("starts", (1, 2, 3)), ("tokens", (2, 3, 4)))
         )
+        known = np.ascontiguousarray(contexts, np.int32)
+        _look_up_kernel(known, counts, starts, tokens, self.tables["fertility-4"], frequency, fertility)
         return Counts(frequency, fertility)
 
     @property
@@ -134,44 +118,6 @@ def verify_ngrams(store: Datastore) -> None:
         check_files(place.folder, info.files, f"remove {place.folder} and adapt again", every_byte=True)
 
 
-@dataclass(frozen=True)
-class Group:
-    """The n-grams whose first token is in [first, end), or, if that is one token, whose second is in [low, high)."""
-
-    first: int
-    end: int
-    low: int = -1
-    high: int = 1 << 62
-    positions: int = 0
-
-
-def plan_groups(counts: Ints, limit: int, followers: Callable[[int], Ints]) -> list[Group]:
-    """Cut the first tokens into groups of at most `limit` positions; a token with more is cut by what follows it.
-
-    `followers(token)` counts the tokens that follow one, shifted by one: its first entry counts where nothing follows.
-    """
-    groups: list[Group] = []
-    for first, end, size in _runs(counts, limit):
-        if size <= limit:
-            groups.append(Group(first, end, positions=size))
-        else:
-            groups += [Group(first, end, low - 1, high - 1, part) for low, high, part in _runs(followers(first), limit)]
-    return groups
-
-
-def _runs(counts: Ints, limit: int) -> list[tuple[int, int, int]]:
-    """Cut counts into runs (begin, end, sum) of at most `limit`, or one entry; runs of nothing are left out."""
-    ends = np.concatenate(([0], np.cumsum(counts)))
-    runs = []
-    begin = 0
-    while begin < len(counts):
-        end = max(begin + 1, int(np.searchsorted(ends, ends[begin] + limit, side="right")) - 1)
-        if ends[end] > ends[begin]:
-            runs.append((begin, end, int(ends[end] - ends[begin])))
-        begin = end
-    return runs
-
-
 class _Counting:
     """N-gram tables under construction."""
 
@@ -190,7 +136,9 @@ class _Counting:
         self.vocabulary = len(counts)
         groups = plan_groups(counts, GROUP_POSITIONS, self._followers)
         state = self._begin([[g.first, g.end, g.low, g.high] for g in groups])
-        children = self._read_children(state)
+        children = np.zeros(self.vocabulary, np.int64)  # of each 1-gram, in the groups that are done
+        if state["groups"]:
+            children += self._children_file(state["groups"]).open()
         done = sum(group.positions for group in groups[: state["groups"]])
         with self.reporter.bar("counting n-grams", len(self.store.tokens), "tokens", done) as advance:
             for number in range(state["groups"], len(groups)):
@@ -207,11 +155,9 @@ class _Counting:
     def _count_tokens(self) -> Ints:
         counts = np.zeros(1, np.int64)
         for _, tokens in self._blocks():
-            found = np.bincount(tokens[:_BLOCK])
-            longer = np.zeros(max(len(found), len(counts)), np.int64)
-            longer[: len(counts)] += counts
-            longer[: len(found)] += found
-            counts = longer
+            found = np.bincount(tokens[:_BLOCK], minlength=len(counts))
+            found[: len(counts)] += counts
+            counts = found
         return counts
 
     def _followers(self, token: int) -> Ints:
@@ -262,12 +208,6 @@ class _Counting:
     def _children_file(self, groups: int) -> ArrayFile:
         return ArrayFile(self.job.folder / f"children-{groups}.npy", np.dtype("int64"), (self.vocabulary,))
 
-    def _read_children(self, state: Json) -> Ints:
-        """Return how many children each 1-gram has in the groups that are done."""
-        if state["groups"] == 0:
-            return np.zeros(self.vocabulary, np.int64)
-        return self._children_file(state["groups"]).open().copy()
-
     def _add(self, group: Group, number: int, state: Json, children: Ints) -> Json:
         """Count one group and append it to the tables."""
         parts = list(self._grams(group))
@@ -310,33 +250,6 @@ class _Counting:
         self.job.close()
 
 
-def count_group(grams: Tokens, length: Ints) -> dict[str, Ints]:
-    """Count the 2- to 4-grams that begin some 5-grams, [n, 5], of which `length` tokens are real, in sorted order.
-
-    A gram's id is its place among those of its length here; (id, next token) sorts like the longer gram and fits in
-    64 bits whatever the vocabulary. Returns the tables of this group and `parents`, the first token of each 2-gram.
-    """
-    tables: dict[str, Ints] = {}
-    width = int(grams.max(initial=0)) + 1
-    ids = grams[:, 0].astype(np.int64)
-    for n in range(2, MAX_N + 2):
-        longer = length >= n
-        grams = grams[longer]
-        length = length[longer]
-        ids = ids[longer]
-        chained, ids, counts = np.unique(ids * width + grams[:, n - 1], return_inverse=True, return_counts=True)
-        parents = chained // width
-        if n == 2:
-            tables["parents"] = parents
-        else:
-            name = f"children-{n - 1}" if n <= MAX_N else f"fertility-{MAX_N}"
-            tables[name] = np.bincount(parents, minlength=len(tables[f"tokens-{n - 1}"]))
-        if n <= MAX_N:
-            tables[f"tokens-{n}"] = chained % width
-            tables[f"counts-{n}"] = counts
-    return tables
-
-
 @numba.njit(cache=True, inline="always")
 def _child(tokens, low, high, token):  # type: ignore[no-untyped-def]
     """Return where `token` stands among the sorted tokens[low:high], -1 if it is not there."""
@@ -351,30 +264,16 @@ def _child(tokens, low, high, token):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, parallel=True, nogil=True)
-def _look_up_kernel(  # type: ignore[no-untyped-def]
-    contexts, c1, s1, t2, c2, s2, t3, c3, s3, t4, c4, f4, frequency, fertility
-):
+def _look_up_kernel(contexts, counts, starts, tokens, fertility_4, frequency, fertility):  # type: ignore[no-untyped-def]
     for i in numba.prange(len(contexts)):
-        for n in range(1, 5):
-            gram = contexts[i, 4 - n :]
-            at = gram[0]
-            if at < 0 or at >= len(c1):
+        for n in range(1, MAX_N + 1):
+            first = MAX_N - n
+            at = np.int64(contexts[i, first])
+            if at < 0 or at >= len(counts[0]):
                 break
-            if n == 1:
-                frequency[i, 0], fertility[i, 0] = c1[at], s1[at + 1] - s1[at]
-                continue
-            at = _child(t2, s1[at], s1[at + 1], gram[1])
-            if n == 2:
+            for m in range(n - 1):  # from an (m+1)-gram to its child
                 if at >= 0:
-                    frequency[i, 1], fertility[i, 1] = c2[at], s2[at + 1] - s2[at]
-                continue
+                    at = _child(tokens[m], starts[m][at], starts[m][at + 1], contexts[i, first + m + 1])
             if at >= 0:
-                at = _child(t3, s2[at], s2[at + 1], gram[2])
-            if n == 3:
-                if at >= 0:
-                    frequency[i, 2], fertility[i, 2] = c3[at], s3[at + 1] - s3[at]
-                continue
-            if at >= 0:
-                at = _child(t4, s3[at], s3[at + 1], gram[3])
-            if at >= 0:
-                frequency[i, 3], fertility[i, 3] = c4[at], f4[at]
+                frequency[i, n - 1] = counts[n - 1][at]
+                fertility[i, n - 1] = fertility_4[at] if n == MAX_N else starts[n - 1][at + 1] - starts[n - 1][at]

@@ -13,29 +13,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import (
-    QUIET,
-    ArrayFile,
-    Job,
-    OptionError,
-    Pieces,
-    Reporter,
-    StoreError,
-    cache_dir,
-    cache_lock,
-    canonical_hash,
-    files,
-    size,
-)
-from nearlm.mixing.equations import back_off, log_p_knn
+from nearlm.base import QUIET, ArrayFile, Reporter, cache_dir, cache_lock, canonical_hash, files, size
+from nearlm.base.errors import OptionError, StoreError
+from nearlm.base.jobs import Job, Pieces
+from nearlm.mixing.equations import back_off, log_p_knn, mix
 from nearlm.mixing.ngrams import Tokens, last_tokens
 from nearlm.model.lm import LM
 from nearlm.search import Retriever
+from nearlm.store import Datastore, SearchSettings
 from nearlm.text import SCORE_BATCH_TOKENS, Reading, Segment, Texts, TokenText, fill_batch, plan_batches, read_text
 
 _SEARCH_BATCH = 2048
 _WORTH_SAYING = 100_000_000  # bytes
-_STATISTICS = ("logp", "conf", "ent")
 
 
 def traced_text(texts: Texts, tokenizer: Any, reading: Reading, reporter: Reporter = QUIET) -> TokenText:
@@ -86,10 +75,10 @@ def trace_lm(lm: LM, text: TokenText, reading: Reading, reporter: Reporter = QUI
     }
     key = canonical_hash(depends_on)[:24]
     folder = cache_dir() / "traces" / f"lm-{key}"
-    records = text.windows.records
+    widths = {"keys": (lm.dim,), "logp": (), "conf": (), "ent": ()}
     columns = {
-        "keys": ArrayFile(folder / "keys.npy", np.dtype("float32"), (records, lm.dim)),
-        **{name: ArrayFile(folder / f"{name}.npy", np.dtype("float32"), (records,)) for name in _STATISTICS},
+        name: ArrayFile(folder / f"{name}.npy", np.dtype("float32"), (text.windows.records, *width))
+        for name, width in widths.items()
     }
     batches = plan_batches(text.windows, SCORE_BATCH_TOKENS)
 
@@ -105,6 +94,14 @@ def trace_lm(lm: LM, text: TokenText, reading: Reading, reporter: Reporter = QUI
     sizes = [int(text.windows.inputs[batch].sum()) for batch in batches]
     _fill(folder, columns, sizes, compute, "scoring", reporter)
     return LMTrace(text, key, **{name: column.open() for name, column in columns.items()})
+
+
+def trace_text(
+    lm: LM, store: Datastore, texts: Texts, reporter: Reporter = QUIET, *, stride: int | None = None
+) -> LMTrace:
+    """Tokenise a text into the cache, cut up as a store's own, and run the LM over it."""
+    reading = store.reading(stride)
+    return trace_lm(lm, traced_text(texts, lm.tokenizer, reading, reporter), reading, reporter)
 
 
 @dataclass(frozen=True)
@@ -140,17 +137,23 @@ class Trace:
             out[rows] = back_off(log_knn, self.lm.logp[rows], near.tokens)
         return out
 
+    def log_p_knn_of(self, settings: SearchSettings) -> npt.NDArray[np.float64]:
+        """Return log p_kNN of every target with the T and k of settings."""
+        return self.log_p_knn(settings.temperature or 1.0, settings.k)
+
+    def log_p(self, settings: SearchSettings) -> npt.NDArray[np.float64]:
+        """Return log p of every target when LM and memory are mixed as settings say."""
+        return mix(self.log_lm, self.log_p_knn_of(settings), settings.lam or 0.0)
+
 
 def trace_search(lm_trace: LMTrace, retriever: Retriever, k: int, reporter: Reporter = QUIET) -> Trace:
     """Search for every key of an LM trace, or find that it has been done."""
     k = min(k, retriever.max_k)
     key = canonical_hash({"lm": lm_trace.key, "search": retriever.describe(), "k": k})[:24]
     folder = cache_dir() / "traces" / f"search-{key}"
-    shape = (len(lm_trace), k)
-    id_type = "int32" if len(retriever.store) < 1 << 31 else "int64"
+    types = {"distances": "float32", "ids": "int32" if len(retriever.store) < 1 << 31 else "int64"}
     columns = {
-        "distances": ArrayFile(folder / "distances.npy", np.dtype("float32"), shape),
-        "ids": ArrayFile(folder / "ids.npy", np.dtype(id_type), shape),
+        name: ArrayFile(folder / f"{name}.npy", np.dtype(dtype), (len(lm_trace), k)) for name, dtype in types.items()
     }
     starts = range(0, len(lm_trace), _SEARCH_BATCH)
 

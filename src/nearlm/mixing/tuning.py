@@ -7,7 +7,7 @@ import numpy as np
 
 from nearlm.base import QUIET, OptionError, Reporter
 from nearlm.mixing.equations import Log, mix, perplexity
-from nearlm.mixing.traces import Trace, trace_lm, trace_search, traced_text
+from nearlm.mixing.traces import Trace, trace_search, trace_text
 from nearlm.model.lm import LM
 from nearlm.search import Retriever
 from nearlm.store import Tuned, write_tuned
@@ -56,16 +56,13 @@ def tune(
     """Tune λ × T × k of an index on a text and save the best with the index, where it becomes the default."""
     if k is not None and k < 1:
         raise OptionError(f"--k is {k}, expected at least 1")
-    store = retriever.store
-    reading = store.reading(stride)
-    read = traced_text(text, lm.tokenizer, reading, reporter)
-    lm_trace = trace_lm(lm, read, reading, reporter)
+    lm_trace = trace_text(lm, retriever.store, text, reporter, stride=stride)
     k = retriever.used_k(k)
     traces = [trace_search(lm_trace, retriever, k, reporter)]
     if not retriever.nested:
         traces += [trace_search(lm_trace, retriever, small, reporter) for small in KS if small < k]
     tuning = tune_traces(traces)
-    write_tuned(store.layout, tuning.best)
+    write_tuned(retriever.store.layout, tuning.best)
     return tuning
 
 
@@ -95,7 +92,7 @@ def tune_traces(traces: Sequence[Trace]) -> Tuning:
     best = min(by_k, key=lambda one: one.perplexity)
     assert best.k is not None
     chosen = next(trace for trace in traces if trace.k >= best.k and (trace.retriever.nested or trace.k == best.k))
-    log_knn = chosen.log_p_knn(best.temperature or 1.0, best.k)
+    log_knn = chosen.log_p_knn_of(best)
     return Tuning(
         tokens=len(log_lm),
         nlm_perplexity=perplexity(log_lm),
@@ -132,8 +129,7 @@ def _best_at(trace: Trace, k: int, near: float | None = None) -> Tuned:
 
 
 def _best_lambda(trace: Trace, log_knn: Log, k: int, temperature: float, lambdas: Sequence[float]) -> Tuned:
-    log_lm = trace.log_lm
-    value, lam = min((perplexity(mix(log_lm, log_knn, lam)), lam) for lam in lambdas)
+    value, lam = min((perplexity(mix(trace.log_lm, log_knn, lam)), lam) for lam in lambdas)
     return tuned_at(trace, k, temperature, lam, value)
 
 

@@ -10,24 +10,11 @@ the largest that is, on the tokens held out from the adaptor's training and on t
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from nearlm.base import (
-    QUIET,
-    Job,
-    Json,
-    OptionError,
-    Reporter,
-    StoreError,
-    duration,
-    files,
-    from_json,
-    read_record,
-    size,
-    store_folder,
-    to_json,
-    write_record,
-)
+from nearlm.base import QUIET, Job, Json, OptionError, Reporter, StoreError, duration, files, size, store_folder
+from nearlm.base.records import from_json, read_record, to_json, write_record
 from nearlm.mixing import Adaptor, perplexity, room_for_traces, trace_lm, traced_text
 from nearlm.model.lm import LM
 from nearlm.optimizer.bench import SMALL
@@ -61,13 +48,7 @@ class Optimized:
 
 
 def optimize(
-    lm: LM,
-    store: Datastore,
-    text: Texts,
-    out: str | Path,
-    *,
-    budget: float = 0.1,
-    reporter: Reporter = QUIET,
+    lm: LM, store: Datastore, text: Texts, out: str | Path, *, budget: float = 0.1, reporter: Reporter = QUIET
 ) -> Choice:
     """Make, at `out`, the fastest store within `budget` perplexity of the vanilla kNN-LM, ready to use."""
     if not 0 <= budget < float("inf"):
@@ -90,10 +71,7 @@ def optimize(
         _begin(job, plan, work, folder)
         _announce(store, len(read.targets), reporter)
         trials = Trials(store, trace_lm(lm, read, reading, reporter), work, job, reporter)
-
-        def train(final: Datastore) -> Adaptor:
-            return Adaptor.train(lm, final, read, reporter=reporter)
-
+        train = partial(Adaptor.train, lm, text=read, reporter=reporter)
         choice = _choose(trials, budget, folder, train)
         write_record(layout.optimized, Optimized(plan, choice))
         files.remove(work)
@@ -184,8 +162,7 @@ def _choose(trials: Trials, budget: float, folder: Path, train: Callable[[Datast
             trials.job.note(_REFUSED, {"point": to_json(gated)})
 
     search = chosen.setup.search
-    skip = search.skip if chosen.adaptor else None
-    write_defaults(Layout(folder), SearchSettings(index=DEFAULT, adaptor=search.adaptor, skip=skip))
+    write_defaults(Layout(folder), SearchSettings(index=DEFAULT, adaptor=search.adaptor, skip=search.skip))
     marks = unbeaten([(point.beyond, point.microseconds) for point in points])
     points = [replace(one, pareto=mark, chosen=one is chosen) for one, mark in zip(points, marks, strict=True)]
     nlm = perplexity(trials.traced.log_lm)

@@ -132,10 +132,10 @@ class Choice:
 
     def table(self) -> str:
         """Return the points and the choice, for people; those that no other beats have a star."""
-        rows = [f"{self.tokens:,} tokens; the LM alone has perplexity {self.nlm_perplexity:.3f}"]
-        rows.append(
-            f"{'':42} {'perplexity':>10} {'(beyond)':>9} {'µs/token':>9} {'records':>11} {'store':>9} {'index':>9}"
-        )
+        rows = [
+            f"{self.tokens:,} tokens; the LM alone has perplexity {self.nlm_perplexity:.3f}",
+            f"{'':42} {'perplexity':>10} {'(beyond)':>9} {'µs/token':>9} {'records':>11} {'store':>9} {'index':>9}",
+        ]
         for point in (self.vanilla, *self.points):
             setup = point.setup
             mark = "*" if point.pareto else " "
@@ -216,7 +216,6 @@ def explain(vanilla: Point, chosen: Point, budget: float, held_out: HeldOutToken
     policy = f"λ={search.lam:g}."
     if chosen.adaptor:
         policy = f"{'λ(c)' if chosen.learned else 'one λ'} and an adaptor that skips {search.skip:.0%} of the searches."
-    if chosen.adaptor:
         verdict = (
             f"On the {held_out.tokens:,} held-out tokens its perplexity is {chosen.perplexity:.3f}, the vanilla "
             f"kNN-LM's {held_out.vanilla:.3f}, so it stays within the budget of {budget:g}."

@@ -56,10 +56,8 @@ class Trials(Bench):
     def noted(self, name: str, measure: Callable[[], list[Point]]) -> list[Point]:
         """Return points that were measured before, or measure and note them."""
         points = self.job.once(name, list[Point], measure)
-        for point in points:
-            self.reporter.say(
-                f"  {point.label}: perplexity {point.perplexity:.3f}, {point.microseconds:.0f} µs a token"
-            )
+        for one in points:
+            self.reporter.say(f"  {one.label}: perplexity {one.perplexity:.3f}, {one.microseconds:.0f} µs a token")
         return points
 
     @cached_property
@@ -79,9 +77,7 @@ class Trials(Bench):
     @cached_property
     def log_vanilla(self) -> Floats:
         """What the paper's kNN-LM gives every token, as it was tuned."""
-        search = self.job.once(_VANILLA, list[Point], list)[0].setup.search
-        log_knn = self._paper_trace.log_p_knn(search.temperature or 1.0)
-        return mix(self.traced.log_lm, log_knn, search.lam or 0.0)
+        return self._paper_trace.log_p(self.job.once(_VANILLA, list[Point], list)[0].setup.search)
 
     def margin(self, logp: Floats, rows: Any = _ALL) -> float:
         """Return two standard errors of the difference from the vanilla kNN-LM on some tokens, in perplexity."""
@@ -100,8 +96,7 @@ class Trials(Bench):
                 retriever = self.open(store, AUTO, nprobe=nprobe)
                 trace = self.trace(retriever)
                 for tuned in best_settings(trace, KS):
-                    log_knn = trace.log_p_knn(tuned.temperature or 1.0, tuned.k)
-                    margin = self.margin(mix(self.traced.log_lm, log_knn, tuned.lam or 0.0))
+                    margin = self.margin(trace.log_p(tuned))
                     points.append(replace(self.point(shape, retriever, tuned), margin=margin))
             return points
 
@@ -158,8 +153,7 @@ class Trials(Bench):
         """
         source = self.store
         if shape.keep < 1:
-            options = PruneOptions("kmeans", keep=shape.keep)
-            source = self.prune(options, self.work / f"keep-{shape.keep:g}")
+            source = self.prune(PruneOptions("kmeans", keep=shape.keep), self.work / f"keep-{shape.keep:g}")
         if folder is None and shape.dim == self.store.dim:
             return source
         return self.reduce(source, shape.dim, folder or self.work / shape.folder)
@@ -217,7 +211,6 @@ class _Trial:
     trials: Trials
     adaptor: Adaptor
     log_lam: Floats
-    log_lm: Floats
     log_knn: Floats
 
     @classmethod
@@ -225,12 +218,11 @@ class _Trial:
         """Ask an adaptor's network of every token."""
         traced = trials.traced
         log_lam = adaptor.log_weights(traced.keys, traced.conf, traced.ent, traced.contexts())[:, 0]
-        settings = adaptor.settings
-        return cls(trials, adaptor, log_lam, traced.log_lm, trace.log_p_knn(settings.temperature or 1.0, settings.k))
+        return cls(trials, adaptor, log_lam, trace.log_p_knn_of(adaptor.settings))
 
     def logp(self, share: float) -> Floats:
         """Return log p of every token when so many searches are skipped."""
-        return mix(self.log_lm, self.log_knn, self.adaptor.gate(share).weigh(self.log_lam))
+        return mix(self.trials.traced.log_lm, self.log_knn, self.adaptor.gate(share).weigh(self.log_lam))
 
     def within(self, share: float, budget: float, held: Any) -> bool:
         """Tell whether skipping a share surely stays within the budget, on the held-out tokens and on all."""

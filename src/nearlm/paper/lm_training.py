@@ -7,7 +7,7 @@ The windows of every step are a pure function of tokens and options: a resumed t
 import contextlib
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from nearlm.base import (
-    QUIET,
-    Job,
-    Json,
-    MissingExtraError,
-    OptionError,
-    Reporter,
-    StoreError,
-    TextError,
-    canonical_hash,
-    files,
-)
+from nearlm.base import QUIET, Job, Json, Reporter, canonical_hash, files
+from nearlm.base.errors import MissingExtraError, OptionError, StoreError, TextError
 from nearlm.model import ModelSpec
 from nearlm.model.lm import longest_window, tokenizer_fingerprint
 from nearlm.model.pretrained import hushed, load_pretrained
@@ -84,14 +74,12 @@ def train_lm(text: Texts, out: str | Path, options: SmallLM | None = None, *, re
     """
     options = options or SmallLM()
     task = _Task(Path(out), TextSource.of(text), options, reporter)
-    asked = task.asked()
-    with task.locked():
-        if not task.finished(asked):
-            task.begin(asked)
-            with task.machine():
-                tokenizer = task.tokenizer(options.vocabulary)
-                task.train(_new_llama(options, tokenizer), tokenizer)
-    return task.out
+
+    def start() -> tuple[Any, Any]:
+        tokenizer = task.tokenizer(options.vocabulary)
+        return _new_llama(options, tokenizer), tokenizer
+
+    return task.run(task.asked(), start)
 
 
 def finetune(
@@ -113,12 +101,7 @@ def finetune(
     options = replace(options, window=min(options.window, limit or options.window))
     task = _Task(Path(out), TextSource.of(text), options, reporter)
     asked = task.asked(model=_weights_hash(original), tokenizer=tokenizer_fingerprint(tokenizer))
-    with task.locked():
-        if not task.finished(asked):
-            task.begin(asked)
-            with task.machine():
-                task.train(original.requires_grad_(True), tokenizer)
-    return task.out
+    return task.run(asked, lambda: (original.requires_grad_(True), tokenizer))
 
 
 class _Task:
@@ -135,6 +118,15 @@ class _Task:
             raise TextError(f"{', '.join(source.text)} can be read only once, training needs it twice; use a file")
         self.work = out.with_name(f"{out.name}.training")
         self.job = Job(self.work, "train")
+
+    def run(self, asked: Json, start: Callable[[], tuple[Any, Any]]) -> Path:
+        """Train the model and tokenizer to start from, unless that has been done, and return their folder."""
+        with self.locked():
+            if not self.finished(asked):
+                self.begin(asked)
+                with self.machine():
+                    self.train(*start())
+        return self.out
 
     def asked(self, **more: Any) -> Json:
         """Say all that the model depends on, apart from the text itself and the machine."""

@@ -18,13 +18,12 @@ from nearlm.base import NearLMError, Reporter
 from nearlm.knnlm import KNNLM, Evaluation, evaluate_tokens
 from nearlm.mixing import (
     Adaptor,
-    LMTrace,
     Memory,
     best_setting,
     mix,
     paper_setting,
     perplexity,
-    trace_lm,
+    trace_text,
     traced_text,
     tuned_at,
 )
@@ -34,7 +33,7 @@ from nearlm.paper.results import ALL, NLM, VANILLA, MainTable, Row
 from nearlm.search import AUTO, PAPER, PAPER_K, Retriever, build_index
 from nearlm.shrink import PruneOptions
 from nearlm.store import Datastore, SearchSettings, write_tuned
-from nearlm.text import TextSource, TokenText
+from nearlm.text import TextSource
 
 KEEP = 0.6  # what the paper's main table keeps when it merges
 
@@ -57,8 +56,8 @@ class Memories:
         self.texts = texts
         self.folder = folder
         self.reporter = reporter
-        self.valid = Bench(store, self._trace(texts.valid), reporter)
-        self.test = Bench(store, self._trace(texts.test), reporter)
+        self.valid = Bench(store, trace_text(lm, store, texts.valid, reporter), reporter)
+        self.test = Bench(store, trace_text(lm, store, texts.test, reporter), reporter)
 
     def tuned(self, store: Datastore, kind: str, distances: str = "index", *, at_one: bool = False) -> Memory:
         """Return a store's memory with some kind of index, λ and T tuned on the validation text, or T=1."""
@@ -77,8 +76,7 @@ class Memories:
         retriever = Retriever(self.store, index)
         k = vanilla.settings.k or PAPER_K
         trace = self.valid.trace(retriever, k)
-        value = perplexity(mix(trace.log_lm, trace.log_p_knn(vanilla.temperature), vanilla.lam))
-        tuned = tuned_at(trace, k, vanilla.temperature, vanilla.lam, value)
+        tuned = tuned_at(trace, k, vanilla.temperature, vanilla.lam, perplexity(trace.log_p(vanilla.settings)))
         write_tuned(self.store.layout, tuned)
         gate = self._adaptor(retriever, tuned).gate("auto", budget)
         return Memory.of(retriever, SearchSettings(**tuned.given), gate)
@@ -142,7 +140,8 @@ class Memories:
         Many short rounds are worth more than few long ones: a machine's speed drifts. A run may feel what ran before.
         """
         test = self.texts.test
-        text = self._read(replace(test, max_tokens=min(self.texts.timed_tokens, test.max_tokens or 1 << 62)))
+        first = replace(test, max_tokens=min(self.texts.timed_tokens, test.max_tokens or 1 << 62))
+        text = traced_text(first, self.lm.tokenizer, self.store.reading(), self.reporter)
         found: dict[str, list[Evaluation]] = {name: [] for name in models}
         self.reporter.say(f"timing end to end, {rounds} rounds of {len(text.targets):,} tokens: {', '.join(models)}")
         for number, turns in enumerate(islice(cycle(permutations(models)), rounds)):
@@ -165,12 +164,6 @@ class Memories:
             except NearLMError as error:
                 self.reporter.say(f"{error}; training it again")
         return Adaptor.train(self.lm, store, text, name=index, index=index, reporter=self.reporter)
-
-    def _trace(self, source: TextSource) -> LMTrace:
-        return trace_lm(self.lm, self._read(source), self.store.reading(), self.reporter)
-
-    def _read(self, source: TextSource) -> TokenText:
-        return traced_text(source, self.lm.tokenizer, self.store.reading(), self.reporter)
 
 
 def main_table(memories: Memories, best: Datastore, *, budget: float, rounds: int) -> MainTable:

@@ -13,17 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from nearlm.base import (
-    Reporter,
-    StoreError,
-    TextError,
-    cache_dir,
-    canonical_hash,
-    files,
-    from_json,
-    store_folder,
-    to_json,
-)
+from nearlm.base import Reporter, StoreError, TextError, cache_dir, canonical_hash, files, store_folder
+from nearlm.base.records import from_json, to_json
 from nearlm.knnlm import KNNLM, load_lm
 from nearlm.mixing import perplexity, trace_lm
 from nearlm.model.lm import LM

@@ -1,8 +1,10 @@
-"""The settings of the paper's experiments: which LM, which texts, how much of them, what the paper itself found."""
+"""The settings of the paper's experiments (`settings.toml`): which LM, which texts, how much, what the paper found."""
 
+import tomllib
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from nearlm.base import Json, OptionError
+from nearlm.base import Json, OptionError, from_json
 from nearlm.paper.results import PaperRow
 from nearlm.text import TextSource
 
@@ -46,109 +48,18 @@ class Setting:
         return TextSource(self.test, max_tokens=self.test_tokens)
 
 
-_WIKITEXT = (
-    PaperRow("NLM", 18.66, 3847.0),
-    PaperRow("kNN-LM", 16.65, 277.0),
-    PaperRow("+ AR", 16.67, 530.0),
-    PaperRow("+ GM", 16.86, 446.0),
-    PaperRow("+ DR", 16.40, 991.0),
-    PaperRow("+ All", 16.67, 1835.0),
-)
-_LAW = (
-    PaperRow("NLM", 106.56, 27800.0),
-    PaperRow("kNN-LM", 12.64, 1052.0),
-    PaperRow("+ AR", 12.74, 1290.0),
-    PaperRow("+ GM", 13.33, 1451.0),
-    PaperRow("+ DR", 11.59, 3420.0),
-    PaperRow("+ All", 12.29, 5708.0),
-)
+def _read() -> dict[str, Setting]:
+    path = Path(__file__).with_name("settings.toml")
+    tables = tomllib.loads(path.read_text("utf-8"))
+    settings = {}
+    for name, table in tables["settings"].items():
+        own = {field: None if value == "all" else value for field, value in table.items()}
+        settings[name] = from_json(Setting, {**own, "name": name, "paper": tables["paper"][own["paper"]]}, path)
+    return settings
 
-DEMO = Setting(
-    name="demo",
-    title="A memory of licence texts for SmolLM2-135M",
-    text="SmolLM2-135M was not trained to know licence texts by heart. Its memory holds the first tokens of some "
-    "hundred licences; licences of other families are the test.",
-    model="smollm2-135m",
-    train=("spdx:train",),
-    valid=("spdx:valid",),
-    test=("spdx:test",),
-    max_tokens=100_000,
-    valid_tokens=10_100,  # from 10,000 on an adaptor has enough to learn from
-    test_tokens=5_000,
-    timed_tokens=1_000,
-    rounds=3,
-    prompt="Redistribution and use in source and binary forms, with or without modification, are permitted provided",
-    paper=_LAW,
-)
 
-SETTINGS = {
-    "domain": replace(
-        DEMO,
-        name="domain",
-        title="A model that never saw the domain: SmolLM2-135M on licence texts",
-        text="As Law-MT in the paper: the LM was not trained on the store's text. The store holds all licences of the "
-        "training split; validation and test are licences of other families.",
-        store="cache:smollm2-spdx",
-        max_tokens=None,
-        valid_tokens=None,
-        test_tokens=20_000,
-        timed_tokens=2_000,
-        rounds=9,
-    ),
-    "standard": Setting(
-        name="standard",
-        title="A model that was trained on the store's text: a small LM on the manuals of Django and SQLAlchemy",
-        text="As WikiText-103 in the paper: the LM was trained on the very text that the store holds. It is small and "
-        "fast, so that searching, not the LM, takes most of the time, as on the paper's GPU.",
-        model=TRAINED,
-        train=("pydocs:train",),
-        valid=("pydocs:valid",),
-        test=("pydocs:test",),
-        store="cache:pydocs-small",
-        valid_tokens=60_000,
-        test_tokens=30_000,
-        sweep_tokens=20_000,
-        timed_tokens=4_000,
-        rounds=9,
-        dims=(32, 64, 128, 192),
-        prompt="To create a new model, define a class that",
-        paper=_WIKITEXT,
-    ),
-    "wikitext103": Setting(
-        name="wikitext103",
-        title="WikiText-103 at the paper's scale",
-        text="GPT-2 fine-tuned on WikiText-103 and a store of its training tokens; needs a GPU and the model hub.",
-        model="neulab/gpt2-finetuned-wikitext103",
-        train=("hf:Salesforce/wikitext/wikitext-103-raw-v1:train",),
-        valid=("hf:Salesforce/wikitext/wikitext-103-raw-v1:validation",),
-        test=("hf:Salesforce/wikitext/wikitext-103-raw-v1:test",),
-        pack=True,  # every paragraph is a document there
-        valid_tokens=None,
-        test_tokens=None,
-        sweep_tokens=None,
-        timed_tokens=20_000,
-        dims=(64, 128, 256, 512, 768),
-        prompt="The first edition of the book",
-        paper=_WIKITEXT,
-    ),
-    "law-mt": Setting(
-        name="law-mt",
-        title="Law-MT at the paper's scale",
-        text="The English side of the law part of the multi-domain translation corpus, as three files in the folder "
-        "law-mt; an LM that was not trained on it. Needs a GPU and the model hub.",
-        model="gpt2-large",
-        train=("law-mt/train.en",),
-        valid=("law-mt/dev.en",),
-        test=("law-mt/test.en",),
-        valid_tokens=None,
-        test_tokens=None,
-        sweep_tokens=None,
-        timed_tokens=20_000,
-        dims=(64, 128, 256, 512, 768, 1280),
-        prompt="Having regard to the Treaty establishing the European Community,",
-        paper=_LAW,
-    ),
-}
+SETTINGS = _read()
+DEMO = SETTINGS.pop("demo")
 
 
 def sized(setting: Setting, max_tokens: int | None) -> Setting:

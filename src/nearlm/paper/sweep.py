@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nearlm.base import QUIET, Job, OptionError, Reporter, canonical_hash, files, to_json
-from nearlm.mixing import LMTrace, best_settings, perplexity, trace_lm, traced_text
+from nearlm.mixing import LMTrace, best_settings, perplexity, trace_text
 from nearlm.model.lm import LM
 from nearlm.optimizer import Bench, Setup, known_index, unbeaten
 from nearlm.paper.results import Sweep, SweepPoint
@@ -90,9 +90,7 @@ def sweep(
 ) -> Sweep:
     """Vary one thing of a store and measure each point on a text."""
     options.check(store, values)
-    reading = store.reading()
-    read = traced_text(text, lm.tokenizer, reading, reporter)
-    traced = trace_lm(lm, read, reading, reporter)
+    traced = trace_text(lm, store, text, reporter)
     out.mkdir(parents=True, exist_ok=True)
     with files.lock(out):
         swept = _Swept(store, traced, options, out, reporter)
