@@ -19,10 +19,9 @@ from nearlm.knnlm.knnlm import load_lm
 from nearlm.mixing.adaptor import Adaptor
 from nearlm.mixing.adaptor_network import scalar_columns
 from nearlm.mixing.ngrams import last_tokens
-from nearlm.mixing.traces import SCORE_BATCH_TOKENS, read_text
-from nearlm.model.lm import _log_probability, _statistics
+from nearlm.model.lm import LM, _log_probability, _statistics
 from nearlm.store.datastore import Datastore
-from nearlm.text.windows import fill_batch, plan_batches
+from nearlm.text import SCORE_BATCH_TOKENS, TextSource, TokenText, fill_batch, plan_batches, read_once
 
 _ROWS = 512
 
@@ -35,8 +34,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     store = Datastore.open(options.store)
-    adaptor, lm, reading = Adaptor.load(store, options.adaptor), load_lm(store), store.reading()
-    text = read_text(options.text, lm.tokenizer, reading, max_tokens=3 * SCORE_BATCH_TOKENS)
+    adaptor, lm = Adaptor.load(store, options.adaptor), load_lm(store)
+    source = TextSource((options.text,), max_tokens=3 * SCORE_BATCH_TOKENS)
+    with read_once(source, lm.tokenizer, store.reading()) as text:
+        found = measured(lm, adaptor, text, options.rounds)
+    print(json.dumps({name: round(value, 4) for name, value in found.items()}, indent=1))
+
+
+def measured(lm: LM, adaptor: Adaptor, text: TokenText, rounds: int) -> dict[str, float]:
+    """Return the microseconds a token of each part."""
     windows = text.windows[plan_batches(text.windows, SCORE_BATCH_TOKENS)[0]]
     batch, scores = fill_batch(text.tokens, windows), lm.score(fill_batch(text.tokens, windows))
     keys, conf, ent = (value.float().cpu().numpy() for value in (scores.keys, scores.conf, scores.ent))
@@ -45,7 +51,7 @@ def main() -> None:
         contexts = last_tokens(text.tokens, text.bounds, windows.target_positions)
         return adaptor.ngrams and adaptor.ngrams.look_up(contexts)
 
-    scalars = scalar_columns(adaptor.shape, len(keys), conf, ent, counts())
+    scalars = scalar_columns(adaptor.inputs, len(keys), conf, ent, counts())
     targets = torch.from_numpy(batch.targets[:_ROWS])
     logits = torch.randn(_ROWS, lm.vocab_size)
     counted = {"with_statistics": _ROWS, "without": _ROWS}
@@ -57,7 +63,7 @@ def main() -> None:
         "network": lambda: adaptor.network.log_weights(keys, scalars),
     }
     taken: dict[str, list[float]] = {name: [] for name in parts}
-    for _ in range(options.rounds):
+    for _ in range(rounds):
         for name, run in parts.items():
             started = time.perf_counter()
             run()
@@ -65,7 +71,7 @@ def main() -> None:
     found = {name: float(np.median(values)) for name, values in taken.items()}
     found["statistics"] = float(np.median(np.subtract(taken["with_statistics"], taken["without"])))
     found["share_of_lm"] = (found["statistics"] + found["counts"] + found["network"]) / found["lm"]
-    print(json.dumps({name: round(value, 4) for name, value in found.items()}, indent=1))
+    return found
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def show(options: argparse.Namespace, result: dict[str, dict[str, float]], beyon
 
 def make_tiny(folder: Path) -> None:
     """Save a tiny model and a text of at least the larger number of tokens."""
-    from conftest import make_llama, make_text, make_tokenizer
+    from tiny import make_llama, make_text, make_tokenizer
 
     make_llama().save_pretrained(folder / "model")
     tokenizer = make_tokenizer()

@@ -18,10 +18,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from calls import build
 from nearlm.model.lm import LM
+from nearlm.store.builder import build
 from nearlm.store.datastore import Datastore
-from nearlm.store.plan import BATCH_TOKENS, WINDOW
+from nearlm.store.plan import BATCH_TOKENS, WINDOW, BuildOptions
+from nearlm.text.source import TextSource
 from nearlm.text.windows import Batch, fill_batch, plan_batches, plan_windows
 
 
@@ -33,15 +34,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="nearlm-speed-") as folder:
 
         def run_build(number: int) -> Datastore:
-            return build(
-                lm,
-                options.text,
-                Path(folder) / str(number),
-                quiet=True,
-                window=window,
-                batch_tokens=batch_tokens,
-                max_tokens=options.tokens,
-            )
+            source = TextSource((options.text,), max_tokens=options.tokens)
+            made = BuildOptions(window=window, batch_tokens=batch_tokens)
+            return build(lm, source, Path(folder) / str(number), made)
 
         store = run_build(-1)  # warms up, and gives the tokens
         batches = same_batches(store, window, batch_tokens)

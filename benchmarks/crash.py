@@ -61,7 +61,7 @@ def make_model_and_text(folder: Path) -> tuple[str, str]:
     """Save a tiny model and two thousand words, in a child, so that this process never runs a thread of torch."""
 
     def make() -> None:
-        from conftest import make_llama, make_text, make_tokenizer
+        from tiny import make_llama, make_text, make_tokenizer
 
         make_llama().save_pretrained(folder / "model")
         make_tokenizer().save_pretrained(folder / "model")

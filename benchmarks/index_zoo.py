@@ -24,12 +24,14 @@ import numpy as np
 from nearlm.base.progress import Reporter
 from nearlm.knnlm.knnlm import load_lm
 from nearlm.mixing.equations import log_p_knn, mix, perplexity
-from nearlm.mixing.traces import trace_lm
+from nearlm.mixing.traces import trace_lm, traced_text
 from nearlm.mixing.tuning import LAMBDAS
 from nearlm.search.index import SearchIndex, empty_index, open_index, read_parts, train_index, write_parts
 from nearlm.search.kinds import IndexSpec, choose_index, paper_nlist, sample_size
 from nearlm.search.linear import linear_transform, matrix, principal_axes
 from nearlm.store.datastore import Datastore
+from nearlm.store.layout import IndexData
+from nearlm.text import TextSource
 
 TEMPERATURES = tuple(np.geomspace(0.5, 256, 19).round(3))
 Search = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
@@ -103,7 +105,8 @@ def main() -> None:
     store, reporter = Datastore.open(args.store), Reporter()
     lm = load_lm(store)
     reading = store.reading()
-    text = read_text(args.text, lm.tokenizer, reading, max_tokens=args.max_tokens, reporter=reporter)
+    source = TextSource((args.text,), max_tokens=args.max_tokens)
+    text = traced_text(source, lm.tokenizer, reading, reporter)
     trace = trace_lm(lm, text, reading, reporter)
     queries, log_lm, targets = np.asarray(trace.keys), np.asarray(trace.logp, np.float64), text.targets
     values = store.values[:]
@@ -163,8 +166,8 @@ def opened(kind: Kind, store: Datastore, folder: Path) -> tuple[SearchIndex, obj
         index.add(block)
         if second is not None:
             second.add(index.transformed(block))
-    write_parts(index, folder)
-    return read_parts(folder, kind.spec), second, time.perf_counter() - started
+    write_parts(index, IndexData(folder))
+    return read_parts(IndexData(folder), kind.spec), second, time.perf_counter() - started
 
 
 def searcher(index: SearchIndex, second: object) -> Search:

@@ -14,17 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from calls import build_index, knnlm_of, tune
 from nearlm.base.progress import Reporter
 from nearlm.knnlm.evaluation import Evaluation, evaluate_tokens
 from nearlm.knnlm.knnlm import KNNLM, load_lm
-from nearlm.mixing.traces import trace_lm, trace_search
-from nearlm.mixing.tuning import KS, tune_traces
+from nearlm.mixing.memory import Memory
+from nearlm.mixing.traces import trace_lm, trace_search, traced_text
+from nearlm.mixing.tuning import KS, Tuning, tune, tune_traces
+from nearlm.model.lm import LM
 from nearlm.optimizer.bench import searches_per_second
+from nearlm.search.index_building import build_index
 from nearlm.search.retriever import Retriever
 from nearlm.store.datastore import Datastore
+from nearlm.store.settings import SearchSettings
+from nearlm.text import TextSource
 
 REPORTER = Reporter()
+EXACT_K = 1024
 
 
 def main() -> None:
@@ -39,25 +44,25 @@ def main() -> None:
     args = parser.parse_args()
     store = Datastore.open(args.store)
     lm = load_lm(store)
-    build_index(store, "paper", name="paper")
-    build_index(store, name="default")
+    build_index(store, "paper", name="paper", reporter=REPORTER)
+    build_index(store, name="default", reporter=REPORTER)
+    valid = TextSource((args.valid,), max_tokens=args.valid_tokens)
     tuned = {}
     for label, index, distances in (
         ("vanilla", "paper", "index"),
         ("exact", "paper", "store"),
         ("auto", "default", "index"),
     ):
-        k = None if distances == "index" else 1024
         retriever = Retriever(store, index, distances=distances)
-        lm_options: dict[str, Any] = {"max_tokens": args.valid_tokens, "reporter": REPORTER}
         if distances == "store":
-            tuned[label] = tuned_exact(lm, retriever, args.valid, k or 1024, **lm_options)
+            tuned[label] = tuned_exact(lm, retriever, valid)
         else:
-            tuned[label] = tune(lm, retriever, args.valid, **lm_options)
+            tuned[label] = tune(lm, retriever, valid, reporter=REPORTER)
         print(f"{label}: {tuned[label].table()}")
     reading = store.reading()
-    text = read_text(args.test, lm.tokenizer, reading, max_tokens=args.max_tokens)
-    models = {"NLM": knnlm_of(lm, store, None, lam=0.0)}
+    test = TextSource((args.test,), max_tokens=args.max_tokens)
+    text = traced_text(test, lm.tokenizer, reading, REPORTER)
+    models = {"NLM": KNNLM(lm, store, None)}
     for label, index, distances in (
         ("vanilla", "paper", "index"),
         ("vanilla, T=1", "paper", "index"),
@@ -65,14 +70,9 @@ def main() -> None:
         ("auto", "default", "index"),
     ):
         point = tuned["vanilla"].paper if label.endswith("T=1") else tuned[label].best
-        models[label] = knnlm_of(
-            lm,
-            store,
-            Retriever(store, index, distances=distances),
-            lam=point.lam,
-            temperature=point.temperature,
-            k=point.k if distances == "index" else 1024,
-        )
+        k = point.k if distances == "index" else EXACT_K
+        settings = SearchSettings(lam=point.lam, temperature=point.temperature, k=k)
+        models[label] = KNNLM(lm, store, Memory.of(Retriever(store, index, distances=distances), settings))
     runs: dict[str, list[Evaluation]] = {label: [] for label in models}
     for _ in range(args.rounds):
         for label, model in models.items():
@@ -82,20 +82,20 @@ def main() -> None:
     trace = trace_lm(lm, text, reading, REPORTER)
     for one, model in zip(rows, models.values(), strict=True):
         one["retrievals_per_second"] = None
-        if model.retriever:
-            k = model.k or model.retriever.default_k()
-            one["retrievals_per_second"] = searches_per_second(model.retriever, np.asarray(trace.keys), k)
+        if model.memory is not None:
+            k = model.memory.settings.k
+            one["retrievals_per_second"] = searches_per_second(model.memory.retriever, np.asarray(trace.keys), k)
     by_k = perplexity_by_k(store, trace, tuned["vanilla"])
     print(table(rows, by_k, len(store), text.windows.records))
     if args.json:
         args.json.write_text(json.dumps({"rows": rows, "by_k": by_k}, indent=1))
 
 
-def tuned_exact(lm: Any, retriever: Retriever, text: str, k: int, **options: Any) -> Any:
+def tuned_exact(lm: LM, retriever: Retriever, source: TextSource) -> Tuning:
     """Tune λ and T for exact distances at one k; nothing is kept with the index."""
-    reading = Reading.of_store(retriever.store.manifest)
-    read = read_text(text, lm.tokenizer, reading, max_tokens=options["max_tokens"])
-    return tune_traces([trace_search(trace_lm(lm, read, reading, REPORTER), retriever, k, REPORTER)])
+    reading = retriever.store.reading()
+    read = traced_text(source, lm.tokenizer, reading, REPORTER)
+    return tune_traces([trace_search(trace_lm(lm, read, reading, REPORTER), retriever, EXACT_K, REPORTER)])
 
 
 def row(label: str, runs: list[Evaluation], model: KNNLM) -> dict[str, Any]:
@@ -108,10 +108,10 @@ def row(label: str, runs: list[Evaluation], model: KNNLM) -> dict[str, Any]:
         "lm_share": statistics.median(run.lm_share for run in runs),
         "search_share": statistics.median(run.search_share for run in runs),
         "other_share": statistics.median(run.mixing_share + run.rest_share for run in runs),
-        "lam": first.lam,
-        "temperature": first.temperature,
-        "k": first.k,
-        "nprobe": first.nprobe,
+        "lam": first.search.lam or 0.0,
+        "temperature": first.search.temperature or 1.0,
+        "k": first.search.k,
+        "nprobe": first.search.nprobe,
     }
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from nearlm.base.arrays import ShardedArray
 from nearlm.mixing.ngrams import build_ngrams, last_tokens
+from nearlm.store.layout import Layout
 
 
 def corpus(tokens: int, vocabulary: int = 49_152) -> tuple[np.ndarray, np.ndarray]:
@@ -40,7 +41,11 @@ def main() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with tempfile.TemporaryDirectory() as folder:
         store = SimpleNamespace(
-            path=Path(folder), tokens=ShardedArray([stream]), document_bounds=bounds, manifest={"checksum": "x"}
+            path=Path(folder),
+            layout=Layout(Path(folder)),
+            tokens=ShardedArray([stream]),
+            document_bounds=bounds,
+            checksum="x",
         )
         started = time.perf_counter()
         tables = build_ngrams(store)

@@ -21,6 +21,7 @@ import numpy as np
 
 from nearlm.search.index import empty_index, read_parts, train_index, write_parts
 from nearlm.search.kinds import choose_index, sample_size
+from nearlm.store.layout import IndexData
 
 DIM, CLUSTERS, BLOCK, QUERIES, K = 256, 20_000, 1 << 15, 500, 256
 
@@ -65,9 +66,10 @@ def one(records: int) -> dict[str, float]:
         index.add(keys)
     filled = time.perf_counter() - started - trained - made
     with tempfile.TemporaryDirectory() as folder:
-        write_parts(index, Path(folder) / "index")
+        data = IndexData(Path(folder) / "index")
+        write_parts(index, data)
         del index
-        return searched(read_parts(Path(folder) / "index", spec), records, peak, stop, trained, filled)
+        return searched(read_parts(data, spec), records, peak, stop, trained, filled)
 
 
 def searched(  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""Tiny models and texts that every test can share; nothing here needs the network."""
+"""What every test can share: a tiny model with its tokenizer, some texts, a cache of its own, the command line."""
 
 import os
 import sys
@@ -8,56 +8,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import settings
+
+from tiny import make_llama, make_text, make_tokenizer
 
 settings.register_profile("nearlm", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("nearlm")
-
-WORDS = """
-the a licence grants rights to any person who uses copies modifies merges software free of charge and
-""".split()
-
-
-def make_text(words: int, seed: int = 0) -> str:
-    """Deterministic nonsense with sentences and paragraphs."""
-    chosen = np.random.default_rng(seed).choice(WORDS, words)
-    lines = [" ".join(chosen[i : i + 12]) + "." for i in range(0, words, 12)]
-    return "\n".join(line + ("\n" if i % 4 == 3 else "") for i, line in enumerate(lines))
-
-
-def make_tokenizer(vocab_size: int = 300):
-    """Train a small byte-level BPE tokenizer with BOS and EOS."""
-    from tokenizers import ByteLevelBPETokenizer
-    from transformers import PreTrainedTokenizerFast
-
-    bpe = ByteLevelBPETokenizer()
-    bpe.train_from_iterator(
-        [make_text(2000)], vocab_size=vocab_size, special_tokens=["<s>", "</s>"], show_progress=False
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, bos_token="<s>", eos_token="</s>")
-
-
-def make_llama(seed: int = 0, vocab_size: int = 300, **config):
-    """Make a random Llama with 2 layers and 32 dimensions, in float32."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(seed)
-    settings = {
-        "vocab_size": vocab_size,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "initializer_range": 0.3,
-    }
-    return LlamaForCausalLM(LlamaConfig(**{**settings, **config})).eval()
 
 
 @pytest.fixture(scope="session")
@@ -91,11 +48,22 @@ def text_folder(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _users_cache(tmp_path_factory: pytest.TempPathFactory):
+    """Keep tests and what they share out of the user's cache; return where that is."""
+    users = os.environ.get("NEARLM_CACHE")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NEARLM_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield users
+
+
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, request) -> None:
-    """Keep tests out of the user's cache, except those that may use the network."""
-    if "network" not in request.keywords:
-        monkeypatch.setenv("NEARLM_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+def _cache_of_network_tests(_users_cache: str | None, monkeypatch: pytest.MonkeyPatch, request) -> None:
+    """Let tests that use the network use the user's cache too."""
+    if "network" in request.keywords:
+        monkeypatch.delenv("NEARLM_CACHE")
+        if _users_cache is not None:
+            monkeypatch.setenv("NEARLM_CACHE", _users_cache)
 
 
 @pytest.fixture

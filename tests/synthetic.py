@@ -62,3 +62,11 @@ def make_store(
     )
     write_manifest(folder, manifest)
     return Datastore.open(folder)
+
+
+def skewed_store(folder: Path) -> Datastore:
+    """Write a store whose keys vary much along some axes and little along others."""
+    rng = np.random.default_rng(0)
+    mixing = rng.normal(0, 1, (12, 12)) * np.geomspace(1, 0.05, 12)[:, None]
+    keys = (rng.normal(0, 1, (500, 12)) @ mixing + 3).astype(np.float16)
+    return make_store(folder, keys, rng.integers(0, 9, 500), shard=200)

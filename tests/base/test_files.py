@@ -1,4 +1,4 @@
-"""Files that survive a kill: whole or not at all, one writer, jobs that go on."""
+"""Atomic writes, checksums, allocation and the lock."""
 
 import contextlib
 import io
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearlm.base import files, jobs
+from nearlm.base import files
 from nearlm.base.errors import StoreError
 
 STEPS = ("append", "sync", "replace")
@@ -180,42 +180,3 @@ with files.lock(Path({str(tmp_path)!r})):
         other.wait()
         with files.lock(tmp_path):
             pass
-
-
-def test_a_job_remembers_its_plan_and_steps_until_it_is_closed(tmp_path: Path):
-    job = jobs.Job(tmp_path, "work")
-    assert not job.started
-    assert job.state("a") == {}
-    job.begin({"n": 1})
-    job.note("a", {"done": 3})
-    again = jobs.Job(tmp_path, "work")
-    assert again.started
-    assert again.plan() == {"n": 1}
-    assert again.state("a") == {"done": 3}
-    assert again.state("b") == {}
-    again.begin({"n": 2})
-    assert job.plan() == {"n": 2}
-    assert job.state("a") == {}
-    job.close()
-    assert not job.started
-    assert not list(tmp_path.iterdir())
-    job.close()
-
-
-def test_a_job_closed_half_way_is_no_job(tmp_path: Path, monkeypatch):
-    job = jobs.Job(tmp_path, "work")
-    job.begin({"n": 1})
-    real, calls = files.remove, []
-
-    def remove(path):
-        calls.append(path)
-        if len(calls) == 2:
-            raise Boom
-        real(path)
-
-    with monkeypatch.context() as patch, pytest.raises(Boom):
-        patch.setattr(files, "remove", remove)
-        job.close()
-    assert not job.started
-    job.begin({"n": 2})
-    assert job.plan() == {"n": 2}

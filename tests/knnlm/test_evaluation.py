@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from calls import attach, build, build_index, evaluate, load_knnlm
-from conftest import make_text
+from tiny import make_text
 
 WINDOW = 48
 
@@ -83,3 +83,10 @@ def test_score_attach_and_evaluate_agree(lm, store, test_text):
     total = -np.log(ended.perplexity) * ended.tokens
     assert len(scores.logp) == ended.tokens - 1  # evaluation also predicts the end of the document
     assert total <= scores.logp.sum() + 1e-4
+
+
+def test_evaluation_writes_nothing_into_the_cache(lm, store, test_text, monkeypatch, tmp_path):
+    monkeypatch.setenv("NEARLM_CACHE", str(tmp_path / "cache"))
+    for options in ({"knn": False}, {"index": "flat"}):
+        assert evaluate(load_knnlm(store, lm, **options), str(test_text)).tokens > 0
+    assert not (tmp_path / "cache").exists()

@@ -1,27 +1,14 @@
-"""Generation under the mixture: transformers' own generate() must see log p_mix, whatever it does with it."""
+"""Generation with a memory against the equation, token by token; explanations and refusals."""
 
 import numpy as np
 import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from calls import attach, build, build_index, knnlm_of, load_knnlm
-from conftest import make_llama, make_text
-from nearlm.base.errors import ModelError, OptionError
-from nearlm.model.lm import LM
+from calls import knnlm_of
+from nearlm.base.errors import OptionError
 
 PROMPTS = ["the licence grants", "any person who uses copies of", "free"]
-
-
-@pytest.fixture(scope="module")
-def knnlm(tmp_path_factory, tokenizer):
-    """A float64 model with a memory of some text, so that ties and rounding cannot hide anything."""
-    folder = tmp_path_factory.mktemp("knnlm")
-    (folder / "text.txt").write_text(make_text(400, seed=5))
-    lm = LM(make_llama(seed=3).double(), tokenizer, name="double")
-    store = build(lm, str(folder / "text.txt"), folder / "store", window=64, key_dtype="float32", quiet=True)
-    build_index(store, "flat", quiet=True)
-    return load_knnlm(store, lm, lam=0.5, temperature=3.0, k=32)
 
 
 def greedy_oracle(knnlm, ids, steps, processor=None):
@@ -88,44 +75,6 @@ def test_assisted_and_prompt_lookup_decoding_are_refused(knnlm):
     for option in ({"assistant_model": knnlm.lm.model}, {"prompt_lookup_num_tokens": 3}):
         with pytest.raises(OptionError, match="not supported"):
             knnlm.generate("the", max_new_tokens=2, **option)
-
-
-def test_attach_recomputes_the_loss_and_always_unhooks(knnlm):
-    ids = torch.tensor([[0, *knnlm.lm.tokenizer(PROMPTS[1])["input_ids"]]])
-    options = {"lam": 0.5, "temperature": 3.0, "k": 32}
-    with attach(knnlm.lm, knnlm.retriever, **options) as model:
-        output = model(ids, labels=ids)
-        as_tuple = model(ids, labels=ids, return_dict=False)
-        with pytest.raises(ModelError, match="already"), attach(knnlm.lm, knnlm.retriever, **options):
-            pass
-    expected = -output.logits[0, :-1][torch.arange(ids.shape[1] - 1), ids[0, 1:]].mean()
-    assert output.loss.item() == pytest.approx(expected.item(), abs=1e-5)
-    assert as_tuple[0].item() == pytest.approx(output.loss.item())
-    with pytest.raises(ZeroDivisionError), attach(knnlm.lm, knnlm.retriever, **options):
-        raise ZeroDivisionError
-    assert "forward" not in vars(knnlm.lm.model)
-
-
-@pytest.mark.parametrize("wrong", [{"lam": 1.5}, {"lam": 0.5, "temperature": 0.0}, {"lam": 0.5, "k": 0}])
-def test_attach_refuses_what_makes_no_mixture(knnlm, wrong):
-    with pytest.raises(OptionError, match="expected"), attach(knnlm.lm, knnlm.retriever, **wrong):
-        pass
-    assert "forward" not in vars(knnlm.lm.model)
-
-
-def test_attach_refuses_a_model_that_did_not_make_the_store(knnlm):
-    other = LM(make_llama(hidden_size=16), knnlm.lm.tokenizer)
-    with pytest.raises(ModelError, match="another architecture"), attach(other, knnlm.retriever, lam=0.5):
-        pass
-
-
-def test_attach_follows_logits_to_keep(knnlm):
-    ids = torch.tensor([[0, *knnlm.lm.tokenizer(PROMPTS[1])["input_ids"]]])
-    with attach(knnlm.lm, knnlm.retriever, lam=0.5, temperature=3.0, k=32) as model, torch.no_grad():
-        whole = model(ids).logits
-        torch.testing.assert_close(model(ids, logits_to_keep=2).logits, whole[:, -2:])
-        picked = torch.tensor([0, 3])
-        torch.testing.assert_close(model(ids, logits_to_keep=picked).logits, whole[:, picked])
 
 
 def test_explain_tells_what_memory_and_model_thought(knnlm):

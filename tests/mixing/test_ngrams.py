@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calls import build
-from conftest import make_text
 from nearlm.base import files
 from nearlm.base.arrays import ShardedArray
 from nearlm.base.errors import StoreError
 from nearlm.mixing import ngrams
 from nearlm.mixing.ngrams import NGrams, build_ngrams, last_tokens, verify_ngrams
 from nearlm.store import Layout
+from tiny import make_text
 
 
 def fake_store(folder, documents, segments=1):

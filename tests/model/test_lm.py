@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import nearlm.model.lm
 from architectures import ARCHITECTURES, VOCAB, make_mamba, make_model
-from conftest import make_llama, make_tokenizer
 from nearlm.base.errors import ModelError
 from nearlm.model.lm import LM, tokenizer_fingerprint
 from nearlm.text.windows import Batch, fill_batch, plan_batches, plan_windows
+from tiny import make_llama, make_tokenizer
 
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, 60).astype(np.int32)
 BOUNDS = np.array([0, 23, 25, 26, 50, 60])

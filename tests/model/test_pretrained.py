@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from architectures import make_model
-from conftest import make_llama
 from nearlm.base.errors import MissingExtraError, ModelError, NearLMError, OptionError
 from nearlm.model.lm import LM
 from nearlm.model.pretrained import choose_device, choose_dtype, load_tokenizer
 from nearlm.model.spec import ModelSpec
 from nearlm.text.windows import Batch
+from tiny import make_llama
 
 IDS = np.random.default_rng(0).integers(0, 90, (1, 20))
 EVERY = Batch(IDS, np.ones(IDS.shape, bool), np.zeros(IDS.size, np.int32))

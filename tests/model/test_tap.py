@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from architectures import ARCHITECTURES, VOCAB, make_mamba, make_model
-from conftest import make_llama
 from nearlm.base.errors import ModelError
 from nearlm.model.lm import LM
 from nearlm.model.tap import FFN, LAST_HIDDEN, Tap, captured, find_body, find_tap
+from tiny import make_llama
 
 LAST_FFN = {
     "gpt2": "transformer.h.1.mlp",

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from calls import build, build_index, evaluate, load_knnlm
-from conftest import make_text
 from nearlm.base import files
 from nearlm.base.errors import MissingExtraError, OptionError
 from nearlm.mixing.adaptor import Adaptor
@@ -18,6 +17,7 @@ from nearlm.paper import ablation as ablating
 from nearlm.paper import report
 from nearlm.paper.ablation import PAPER_ROWS, SHARES, ablate, equal_share, masks_and_weights, oracle
 from nearlm.paper.results import LEARNED, RANDOM
+from tiny import make_text
 
 pytestmark = pytest.mark.usefixtures("quick_timing")
 

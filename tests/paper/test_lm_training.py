@@ -1,11 +1,9 @@
 """Small LMs learn, their folders load like any other, and a training that was interrupted ends in the same weights."""
 
 import dataclasses
-import gc
 import random
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,57 +13,31 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from trainings import (
+    GENTLE,
+    TINY,
+    TOKENS,
+    Killed,
+    assert_same_model,
+    careful,
+    checkpoints,
+    contents,
+    interrupt,
+    mean_loss,
+)
 
 from calls import finetune, train_lm
-from conftest import make_text
 from nearlm.base import files
-from nearlm.base.errors import MissingExtraError, ModelError, OptionError, StoreError, TextError
+from nearlm.base.errors import MissingExtraError, OptionError, StoreError, TextError
 from nearlm.base.progress import Reporter
 from nearlm.model.lm import LM
 from nearlm.model.pretrained import ModelSpec
 from nearlm.paper import lm_fitting
-from nearlm.paper.lm_fitting import Schedule
 from nearlm.paper.lm_training import SmallLM
-from nearlm.text.windows import fill_batch, plan_windows
+from tiny import make_text
 
 pytest.importorskip("accelerate")
-
-TINY = SmallLM(vocabulary=280, dim=16, layers=1, heads=2, mlp=32, window=32, batch_tokens=256, rate=3e-2)
-GENTLE = Schedule(window=32, batch_tokens=128, epochs=1, rate=3e-3)
-TOKENS = 1200  # for fine-tuning: 10 steps, within the first document
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing catches it."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_collections() -> Iterator[None]:
-    """Leave what was imported out of the garbage collection that every training begins with."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three documents that say the same again and again."""
-    folder = tmp_path_factory.mktemp("repetitive")
-    for number, times in enumerate((130, 3, 20)):
-        (folder / f"{number}.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * times)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def trained(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that was trained without interruption."""
-    return train_lm(str(text), tmp_path_factory.mktemp("trained") / "model", TINY)
-
-
-@pytest.fixture(scope="module")
-def trained_tokenizer(trained: Path) -> Any:
-    return transformers.AutoTokenizer.from_pretrained(trained)
+pytestmark = pytest.mark.usefixtures("quick_collections")
 
 
 @pytest.fixture(scope="module")
@@ -78,48 +50,6 @@ def dropout_folder(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     config = transformers.GPT2Config(vocab_size=280, n_embd=16, n_layer=1, n_head=2, n_positions=24)
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
     return folder
-
-
-def interrupt(monkeypatch: pytest.MonkeyPatch, step: int, owner: Any = transformers.Trainer, name="training_step"):
-    """Stop the program when something is called for the nth time."""
-    whole, calls = getattr(owner, name), []
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        calls.append(name)
-        if len(calls) == step:
-            raise Killed
-        return whole(*arguments, **options)
-
-    monkeypatch.setattr(owner, name, call)
-    return calls
-
-
-def careful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a checkpoint after every step."""
-    monkeypatch.setattr(lm_fitting, "CHECKPOINT_SECONDS", 0.0)
-
-
-def checkpoints(out: Path) -> list[str]:
-    found = out.with_name(f"{out.name}.training").glob("train.job/checkpoints/*")
-    return sorted((path.name for path in found), key=lambda name: int(name.split("-")[1]))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def assert_same_model(found: Path, want: Path) -> None:
-    ours, theirs = load_file(found / "model.safetensors"), load_file(want / "model.safetensors")
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert contents(found) == contents(want)
-
-
-def mean_loss(folder: Path, text: str) -> float:
-    lm = LM.load(str(folder))
-    tokens = np.asarray(lm.tokenizer(text)["input_ids"], np.int32)
-    scores = lm.score(fill_batch(tokens, plan_windows(np.array([0, len(tokens)]), 16, 16)))
-    return -float(scores.logp.mean())
 
 
 def test_the_loss_falls_from_chance_on_a_repetitive_text(trained: Path) -> None:
@@ -146,22 +76,6 @@ def test_the_folder_loads_like_any_other(trained: Path) -> None:
 def test_any_text_comes_back_from_its_tokens(trained_tokenizer: Any, text: str) -> None:
     for part in (text, f"  {text} .\r\n\t do n't  ,"):
         assert trained_tokenizer.decode(trained_tokenizer.encode(part)) == part
-
-
-def test_every_token_is_predicted_once_an_epoch() -> None:
-    tokens = np.arange(100, dtype=np.int32)
-    schedule = Schedule(window=8, epochs=3, seed=5)
-    examples = lm_fitting.Examples(tokens, plan_windows(np.array([0, 100]), 7, 7), schedule)
-    rows = len(examples) // 3
-    orders = []
-    for epoch in range(3):
-        items = [examples[number] for number in range(epoch * rows, (epoch + 1) * rows)]
-        assert all(torch.equal(item["labels"][:2], item["input_ids"][:2]) for item in items)
-        predicted = np.concatenate([item["labels"][1:].numpy() for item in items])
-        assert sorted(predicted[predicted >= 0]) == list(range(1, 100))
-        orders.append([int(item["input_ids"][0]) for item in items])
-    assert len({tuple(order) for order in orders}) == 3
-    assert examples.predictions == 3 * 99 == examples.predicted(slice(None))
 
 
 def test_steps_see_framed_documents_in_an_order_that_hangs_on_the_seed_alone(
@@ -218,35 +132,6 @@ def test_a_resumed_training_uses_as_many_threads_as_it_began_with(
     finally:
         torch.set_num_threads(before)
     assert_same_model(tmp_path / "model", trained)
-
-
-@pytest.mark.parametrize("damage", ["half-written", "flipped", "cut", "both"])
-def test_a_damaged_checkpoint_is_passed_over(
-    damage: str, text: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "model"
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        careful(patch)
-        if damage == "half-written":  # a checkpoint calls it for optimizer, schedule, chance and arguments
-            interrupt(patch, 4 * 6 + 2, torch, "save")
-        else:
-            interrupt(patch, 8)
-        train_lm(str(text), out, TINY)
-    assert checkpoints(out)[-1] == "checkpoint-7"
-    for name in checkpoints(out)[0 if damage == "both" else -1 :]:
-        path = tmp_path / "model.training" / "train.job" / "checkpoints" / name / "optimizer.pt"
-        if damage == "flipped":
-            data = bytearray(path.read_bytes())
-            data[len(data) // 2] ^= 1
-            path.write_bytes(data)
-        elif damage != "half-written":
-            files.truncate(path, 100)
-    with monkeypatch.context() as patch:
-        calls = interrupt(patch, -1)
-        train_lm(str(text), out, TINY)
-    left = files.read_stamped(out / "training.json")["steps"] - len(calls)
-    assert left == (0 if damage == "both" else 6)
-    assert_same_model(out, trained)
 
 
 @pytest.mark.parametrize("call", [1, 2, 5, 7, 8, 9])
@@ -344,18 +229,6 @@ def test_places_and_texts_that_cannot_be_used(text: Path, tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["notes"]
 
 
-def test_a_loss_that_is_no_number_stops_the_training(text: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"the loss is (nan|inf) at step \d+; choose a lower rate"):
-        train_lm(str(text), tmp_path / "model", dataclasses.replace(TINY, rate=1e30, warmup=0.0))
-
-
-def test_a_small_disk_is_refused_beforehand(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(StoreError, match=r"1.0 kB of free disk, training needs \d+.\d kB; free some"):
-        train_lm(str(text), tmp_path / "model", TINY)
-
-
 def test_the_callers_chance_and_terminal_are_left_alone(
     text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,17 +246,6 @@ def test_the_callers_chance_and_terminal_are_left_alone(
     assert out == ""
     assert [line.split()[0] for line in err.splitlines()] == ["training", "training", f"{tmp_path / 'loud'}:"]
     assert "of memory and" in err
-
-
-def test_a_batch_in_parts_is_the_same_batch(
-    text: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lm_fitting, "_LOGIT_BYTES", 2 * 4 * 32 * 280)
-    calls = interrupt(monkeypatch, -1)
-    out = train_lm(str(text), tmp_path / "model", TINY)
-    assert len(calls) > 3.5 * files.read_stamped(out / "training.json")["steps"]
-    ours, theirs = load_file(out / "model.safetensors"), load_file(trained / "model.safetensors")
-    torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.02)  # AdamW magnifies rounding
 
 
 def test_fine_tuning_lowers_the_loss_and_leaves_the_original_alone(trained: Path, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from calls import build_index, evaluate, load_knnlm
-from conftest import make_text
 from nearlm.base import files
 from nearlm.base.errors import OptionError, StoreError, TextError
 from nearlm.base.progress import Reporter
@@ -18,12 +17,12 @@ from nearlm.model.lm import LM
 from nearlm.optimizer import optimization as optimizing
 from nearlm.optimizer import trials
 from nearlm.paper import reproduction as reproducing
-from nearlm.paper.main_table import compare
 from nearlm.paper.report import write_report
 from nearlm.paper.reproduction import ALL_PARTS, DEMO_PARTS, Reproduction
 from nearlm.paper.results import ALL, NLM, VANILLA, Parts, Results
-from nearlm.paper.settings import DEMO, SETTINGS, Setting, changed, find_setting, sized
+from nearlm.paper.settings import Setting
 from nearlm.store.datastore import Datastore
+from tiny import make_text
 
 pytestmark = pytest.mark.usefixtures("quick_timing")
 
@@ -63,11 +62,6 @@ def small(monkeypatch, quick_paper_index):
 
 def measured(parts):
     return {name for name, part in vars(parts).items() if part is not None}
-
-
-def test_speeds_are_compared_within_a_round():
-    rounds = {NLM: [100.0, 200.0, 400.0], VANILLA: [50.0, 120.0, 200.0], ALL: [90.0, 170.0, 380.0]}
-    assert compare(rounds) == pytest.approx({NLM: 200.0, VANILLA: 100.0, ALL: 180.0})
 
 
 @pytest.mark.timeout(300)
@@ -156,47 +150,6 @@ def test_what_cannot_be_done_is_said_before_the_work(setting, tmp_path):
         with pytest.raises(OptionError, match=f"tokens is {tokens}"):
             Reproduction(setting, tmp_path / "out", quiet, finetune_tokens=tokens).run(ALL_PARTS)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_part_is_done_when_its_table_is_written_too(tmp_path, monkeypatch):
-    results, real = Results(tmp_path), files.write_bytes
-
-    def killed(path, data):
-        real(path, data)
-        if path.suffix == ".csv":
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(files, "write_bytes", killed)
-    with pytest.raises(KeyboardInterrupt):
-        results.save("k", {"points": []}, [{"k": 1}])
-    assert results.load("k") is None
-
-
-def test_settings_at_the_papers_scale():
-    assert set(SETTINGS) == {"domain", "standard", "wikitext103", "law-mt"}
-    for name, one in SETTINGS.items():
-        assert one.name == name and one.train and one.valid and one.test and one.prompt
-        rows = {row.name: row for row in one.paper}
-        assert set(rows) == {NLM, VANILLA, "+ AR", "+ GM", "+ DR", ALL}
-        assert np.diff([rows[part].tokens_per_second for part in (VANILLA, ALL, NLM)]).min() > 0
-    assert SETTINGS["wikitext103"].train == ("hf:Salesforce/wikitext/wikitext-103-raw-v1:train",)
-    with pytest.raises(OptionError, match="expected one of domain, standard"):
-        find_setting("nonsense")
-
-
-def test_sizes_follow_the_store():
-    assert sized(DEMO, None) is DEMO
-    small = sized(DEMO, 8000)
-    assert (small.max_tokens, small.valid_tokens, small.test_tokens, small.timed_tokens) == (8000, 1000, 1000, 1000)
-    assert sized(SETTINGS["domain"], 2000).valid_tokens == 1000
-    large = sized(DEMO, 10**6)
-    assert (large.valid_tokens, large.test_tokens) == (DEMO.valid_tokens, DEMO.test_tokens)
-    with pytest.raises(OptionError, match="--max-tokens is 10"):
-        sized(DEMO, 10)
-    own = changed(SETTINGS["domain"], model="mine", train=("a", "b"), valid=None, test=None)
-    assert (own.model, own.train, own.valid, own.store) == ("mine", ("a", "b"), ("spdx:valid",), None)
-    assert changed(DEMO, model=None) is DEMO
-    assert changed(SETTINGS["domain"], valid=("v",)).store == SETTINGS["domain"].store
 
 
 def test_as_a_user_types_it(setting, tmp_path, small, nearlm, monkeypatch):

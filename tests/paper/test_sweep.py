@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from calls import build, build_index, prune_store, reduce_store, tune
-from conftest import make_text
 from nearlm.base import files
 from nearlm.base.errors import OptionError
 from nearlm.optimizer import Setup, bench
@@ -17,6 +16,7 @@ from nearlm.paper.sweep import SweepOptions, pareto_front
 from nearlm.paper.sweep import sweep as sweep_store
 from nearlm.search.retriever import Retriever
 from nearlm.store import Datastore, SearchSettings
+from tiny import make_text
 
 pytestmark = pytest.mark.usefixtures("quick_timing")
 

@@ -1,20 +1,13 @@
 """Greedy merging against Algorithm 1 in plain Python, on stores with ties, duplicates and missing neighbours."""
 
-import json
-import shutil
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calls import build_index, prune_store
-from nearlm.base import jobs
-from nearlm.base.errors import OptionError, StoreError
-from nearlm.base.progress import Reporter
-from nearlm.shrink import neighbors as self_search
+from calls import prune_store
+from nearlm.base.errors import OptionError
 from nearlm.shrink.merging import merge
-from nearlm.shrink.neighbors import verify_neighbors
 from synthetic import make_store
 
 
@@ -67,14 +60,6 @@ def test_merging_is_algorithm_1_with_the_skip(stopping):
         assert {t: int(i) for t, i in enumerate(absorbers) if t != i} == absorbed_by
         merged += len(absorbed_by)
     assert merged > 400
-
-
-@pytest.fixture
-def places(tmp_path):
-    """A store of few places and few tokens: much to merge."""
-    rng = np.random.default_rng(0)
-    keys = rng.integers(0, 3, (300, 3)) + rng.normal(0, 0.05, (300, 3))
-    return make_store(tmp_path / "places", keys.astype(np.float16), rng.integers(0, 5, 300), shard=120)
 
 
 def per_token(store):
@@ -163,63 +148,6 @@ def test_a_share_out_of_reach_names_the_least_there_is_and_leaves_nothing(places
     assert [path.name for path in out.iterdir()] == [".lock"]
     reachable = float(str(refused.value).split("--keep ")[-1].split()[0])
     assert len(prune_store(places, "merge", out, keep=reachable, quiet=True)) == least
-
-
-def test_neighbours_are_searched_once_for_every_smaller_k(places, tmp_path, monkeypatch):
-    searched = []
-    real = self_search.SelfSearch.block
-    monkeypatch.setattr(self_search, "SEARCH_BLOCK", 100)
-    monkeypatch.setattr(self_search.SelfSearch, "block", lambda *a: (searched.append(a[1]), real(*a))[1])
-    prune_store(places, "merge", tmp_path / "9", neighbors=9, quiet=True)
-    assert searched == [0, 100, 200]
-    prune_store(places, "merge", tmp_path / "4", neighbors=4, quiet=True)
-    assert len(searched) == 3
-    prune_store(places, "merge", tmp_path / "12", neighbors=12, quiet=True)
-    assert len(searched) == 6
-    folder = places.path / "index" / "default"
-    about = json.loads((folder / "neighbors.json").read_text())
-    assert about["k"] == 12 and np.load(folder / "neighbors.npy").shape == (300, 12)
-    build_index(places, "IVF4,Flat", quiet=True)
-    prune_store(places, "merge", tmp_path / "other", neighbors=4, quiet=True)
-    assert len(searched) == 9, "of another index"
-    verify_neighbors(places, "default")
-    data = bytearray((folder / "neighbors.npy").read_bytes())
-    data[-1] ^= 1
-    (folder / "neighbors.npy").write_bytes(data)
-    with pytest.raises(StoreError, match=r"neighbors\.npy"):
-        verify_neighbors(places, "default")
-
-
-def test_who_reads_neighbours_keeps_them_while_more_are_searched(places):
-    quiet = Reporter(quiet=True)
-    build_index(places, quiet=True)
-    few = self_search.saved_neighbors(places, "default", 4, quiet)
-    before = np.array(few)
-    self_search.saved_neighbors(places, "default", 12, quiet)
-    np.testing.assert_array_equal(few, before)
-
-
-def test_the_search_goes_on_after_a_kill(places, tmp_path, monkeypatch):
-    whole = shutil.copytree(places.path, tmp_path / "copy")
-    expected = prune_store(whole, "merge", tmp_path / "expected", neighbors=9, quiet=True)
-    monkeypatch.setattr(self_search, "SEARCH_BLOCK", 50)
-    monkeypatch.setattr("nearlm.base.jobs.CHECKPOINT_SECONDS", 0)
-    searched, real = [], self_search.SelfSearch.block
-
-    def killed(search, start, k):
-        searched.append(start)
-        if len(searched) == 4:
-            raise KeyboardInterrupt
-        return real(search, start, k)
-
-    monkeypatch.setattr(self_search.SelfSearch, "block", killed)
-    with pytest.raises(KeyboardInterrupt):
-        prune_store(places, "merge", tmp_path / "made", neighbors=9, quiet=True)
-    made = prune_store(places, "merge", tmp_path / "made", neighbors=9, quiet=True)
-    assert searched == [0, 50, 100, 150, 150, 200, 250]
-    for name in ("keys", "weights", "origin"):
-        np.testing.assert_array_equal(getattr(made, name)[:], getattr(expected, name)[:])
-    assert not jobs.Job(places.path / "index" / "default", "neighbors").started
 
 
 @pytest.mark.parametrize(

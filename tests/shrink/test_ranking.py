@@ -1,11 +1,10 @@
-"""Rank-based and random pruning against plain numpy."""
+"""Rank-based pruning against plain numpy."""
 
 import numpy as np
 import pytest
 
-from calls import build_index, prune_store
+from calls import prune_store
 from nearlm.base.errors import OptionError, StoreError
-from nearlm.search.retriever import Retriever
 from nearlm.shrink import neighbors as self_search
 from nearlm.shrink import ranking as rank
 from synthetic import make_store
@@ -85,18 +84,6 @@ def test_scores_serve_other_shares_but_not_other_searches(store, tmp_path, monke
     assert pruned("f", keep=0.3).manifest.files == alone.manifest.files and searched
 
 
-def test_random_keeps_the_seeded_share(store, tmp_path):
-    made = prune_store(store, "random", tmp_path / "1", keep=0.6, seed=4, quiet=True)
-    expected = np.sort(np.random.default_rng(4).choice(230, 138, replace=False))
-    np.testing.assert_array_equal(made.origin[:] - 1, expected)
-    again = prune_store(store, "random", tmp_path / "2", keep=0.6, seed=4, quiet=True)
-    assert again.manifest.files == made.manifest.files
-    assert prune_store(store, "random", tmp_path / "3", keep=0.6, quiet=True).manifest.files != made.manifest.files
-    assert len(prune_store(store, "random", tmp_path / "4", keep=1e-9, quiet=True)) == 1
-    assert made.next_record(0) == made.record_at(int(made.origin[0]) + 1)
-    assert made.record_at(0) == made.record_at(10**9) == -1
-
-
 def test_survivors_keep_their_weights(store, tmp_path):
     merged = prune_store(store, "merge", tmp_path / "merged", neighbors=60, quiet=True)
     for method in ("random", "rank"):
@@ -106,15 +93,6 @@ def test_survivors_keep_their_weights(store, tmp_path):
         assert made.weights[:].max() > 1
         counts = np.bincount(made.assign[made.assign >= 0], minlength=len(made))
         np.testing.assert_array_equal(counts, made.weights[:])
-
-
-def test_parent_distances_after_pruning_are_the_parents(store, tmp_path):
-    made = prune_store(store, "rank", tmp_path / "made", keep=0.3, quiet=True)
-    build_index(made, "SQ4", quiet=True)
-    queries = store.keys[:9].astype(np.float32)
-    near, own = (Retriever(made, distances=which).search(queries, 12) for which in ("parent", "store"))
-    np.testing.assert_array_equal(near.ids, own.ids)
-    np.testing.assert_allclose(near.distances, own.distances, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ import numpy as np
 import pytest
 
 from calls import build, build_index, prune_store, reduce_store
-from conftest import make_text
-from nearlm.base import Job
 from nearlm.base.errors import OptionError, StoreError
 from nearlm.knnlm.knnlm import load_lm
 from nearlm.search.linear import matrix
@@ -14,15 +12,13 @@ from nearlm.search.retriever import Retriever
 from nearlm.shrink import reduction as reduce
 from nearlm.shrink.reduction import moments, train_pca
 from nearlm.store.datastore import Datastore
-from synthetic import make_store
+from synthetic import make_store, skewed_store
+from tiny import make_text
 
 
 @pytest.fixture
 def store(tmp_path):
-    rng = np.random.default_rng(0)
-    mixing = rng.normal(0, 1, (12, 12)) * np.geomspace(1, 0.05, 12)[:, None]
-    keys = (rng.normal(0, 1, (500, 12)) @ mixing + 3).astype(np.float16)
-    return make_store(tmp_path / "store", keys, rng.integers(0, 9, 500), shard=200)
+    return skewed_store(tmp_path / "store")
 
 
 def distances(a):
@@ -104,18 +100,6 @@ def test_weights_and_provenance_are_carried_over(store, tmp_path):
         assert derived.manifest.parent.path in ("../merged", "../r")
 
 
-def test_files_that_do_not_change_are_shared_or_copied(store, tmp_path, monkeypatch):
-    shared = reduce_store(store, 4, tmp_path / "shared", quiet=True)
-    assert (shared.path / "values-00000.npy").samefile(store.path / "values-00000.npy")
-    monkeypatch.setattr(
-        "pathlib.Path.hardlink_to", lambda *_: (_ for _ in ()).throw(OSError(18, "Invalid cross-device link"))
-    )
-    copied = reduce_store(store, 4, tmp_path / "copied", quiet=True)
-    assert not (copied.path / "values-00000.npy").samefile(store.path / "values-00000.npy")
-    copied.verify()
-    assert copied.manifest.files == shared.manifest.files
-
-
 def test_retrieval_takes_the_models_own_queries(store, tmp_path):
     made = reduce_store(store, 6, tmp_path / "made", quiet=True)
     build_index(made, "flat", quiet=True)
@@ -131,21 +115,6 @@ def test_retrieval_takes_the_models_own_queries(store, tmp_path):
     assert (np.diff(in_parent.distances, axis=1) >= 0).all()
     with pytest.raises(StoreError, match=r"expected \[n, 12\]"):
         Retriever(made).search(queries[:, :6], 5)
-
-
-def test_a_parent_that_is_gone_or_changed_is_named(store, tmp_path):
-    made = reduce_store(store, 6, tmp_path / "made", quiet=True)
-    build_index(made, "flat", quiet=True)
-    with pytest.raises(OptionError, match="no parent"):
-        build_index(store, "flat", quiet=True)
-        Retriever(store, distances="parent")
-    store.path.rename(tmp_path / "elsewhere")
-    with pytest.raises(StoreError, match=r"not at .*store any more"):
-        Retriever(made, distances="parent")
-    make_store(tmp_path / "store", np.ones((4, 12), np.float16), [1, 2, 3, 4])
-    with pytest.raises(StoreError, match="has changed since"):
-        Retriever(made, distances="parent")
-    assert len(Retriever(made).search(np.ones((1, 12), np.float32), 3).ids) == 1
 
 
 def test_the_model_still_fits_and_text_is_refused(tmp_path, lm):
@@ -171,29 +140,3 @@ def test_an_impossible_width_is_refused(store, tmp_path, dim):
     with pytest.raises(OptionError, match="expected 1 to 12"):
         reduce_store(store, dim, tmp_path / "made")
     assert not (tmp_path / "made").exists()
-
-
-def test_a_finished_store_is_found_and_another_is_refused(store, tmp_path, capsys):
-    made = reduce_store(store, 4, tmp_path / "made", quiet=True)
-    assert reduce_store(store, 4, tmp_path / "made").manifest == made.manifest
-    assert "complete already" in capsys.readouterr().err
-    for again in (lambda: reduce_store(store, 5, made.path), lambda: reduce_store(store, 4, store.path)):
-        with pytest.raises(StoreError, match="choose another"):
-            again()
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "mine.txt").write_text("x")
-    with pytest.raises(StoreError, match="no store but holds"):
-        reduce_store(store, 4, tmp_path / "notes")
-
-
-def test_an_unfinished_one_goes_on_only_with_the_same_options(store, tmp_path, monkeypatch):
-    real = Job.fill
-    monkeypatch.setattr(Job, "fill", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        reduce_store(store, 4, tmp_path / "made", quiet=True)
-    monkeypatch.setattr(Job, "fill", real)
-    with pytest.raises(StoreError, match="repeating its `nearlm reduce` command"):
-        Datastore.open(tmp_path / "made")
-    with pytest.raises(StoreError, match=r"begun with `reduce --dim 4 .*now `reduce --dim 5"):
-        reduce_store(store, 5, tmp_path / "made", quiet=True)
-    assert reduce_store(store, 5, tmp_path / "made", restart=True, quiet=True).dim == 5

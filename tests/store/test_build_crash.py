@@ -19,11 +19,11 @@ from types import SimpleNamespace
 import pytest
 
 from calls import build
-from conftest import make_text
 from nearlm.base import files, jobs
 from nearlm.base.errors import StoreError
 from nearlm.store.datastore import Datastore
 from nearlm.text import tokens as tokenise
+from tiny import make_text
 
 CHANGING = ("append", "write_at", "sync", "replace", "allocate", "truncate", "remove")
 TORN = ("append", "write_at", "remove")

@@ -1,6 +1,5 @@
 """The format: what was written reads back exactly, any damage is found, and a record leads back to its text."""
 
-import contextlib
 import getpass
 import itertools
 import json
@@ -15,50 +14,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_build import assert_holds, everything, expected, frame
+from oracle import assert_holds, changed, check, everything, expected, frame, write_rows
 
 from calls import build
-from conftest import make_llama, make_text, make_tokenizer
-from nearlm.base import files
 from nearlm.base.errors import ModelError, StoreError
 from nearlm.model.lm import LM
 from nearlm.model.pretrained import ModelSpec
 from nearlm.store.datastore import Datastore
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_waiting_for_the_disk():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files.os, "fsync", lambda _: None)
-        patch.setattr(files.os, "fdatasync", lambda _: None)
-        yield
-
-
-def write_rows(path: Path, rows: list[str]) -> str:
-    path.write_text("".join(json.dumps({"text": row}, ensure_ascii=False) + "\n" for row in rows))
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def kept(lm, tmp_path_factory) -> Path:
-    """A store of two segments and several shards, for tests that copy it before they change it."""
-    folder = tmp_path_factory.mktemp("kept")
-    texts = folder / "texts"
-    texts.mkdir()
-    for number, words in enumerate((70, 3, 40)):
-        (texts / f"doc{number}.txt").write_text(make_text(words, seed=number))
-    rows = write_rows(folder / "rows.jsonl", [make_text(30, 7), "", "naïve café — 東京 🙂", make_text(20, 8)])
-    build(lm, str(texts), folder / "store", quiet=True, window=16, shard_records=100)
-    build(lm, rows, folder / "store", quiet=True, append=True, shard_records=16)
-    return folder / "store"
-
-
-@pytest.fixture
-def store(kept: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(kept, tmp_path / "store"))
-
-
-# What was written reads back.
+from tiny import make_llama, make_text, make_tokenizer
 
 ROWS = st.lists(
     st.one_of(
@@ -139,31 +102,11 @@ def test_summary_is_what_the_store_holds(kept: Path):
     json.dumps(summary)
 
 
-# Any damage is found.
-
 FILES = st.integers(0, 10**6)
 
 
 def stored_files(store: Path) -> list[Path]:
     return [path for path in sorted(store.rglob("*")) if path.is_file() and path.name != ".lock"]
-
-
-@contextlib.contextmanager
-def changed(path: Path, data: bytes):
-    """Hold other bytes in a file for a while."""
-    before = path.read_bytes()
-    overwrite(path, data)
-    try:
-        yield
-    finally:
-        overwrite(path, before)
-
-
-def overwrite(path: Path, data: bytes) -> None:
-    """Replace a file's bytes without emptying it first, for which ext4 would wait for the disk."""
-    with open(path, "r+b") as file:
-        file.write(data)
-        file.truncate()
 
 
 def matters(path: Path, byte: int) -> bool:
@@ -189,15 +132,6 @@ def test_any_flipped_byte_is_found(kept: Path, which: int, where: int, flip: int
         with pytest.raises(StoreError, match=rf"{re.escape(path.name)}|has format"):
             opened.verify()
     opened.verify()
-
-
-def test_even_white_space_of_the_manifest_counts(kept: Path):
-    path = kept / "manifest.json"
-    data = path.read_bytes()
-    for where in range(0, len(data), 3):
-        flipped = data[:where] + bytes([data[where] ^ (0x2A if data[where] in b" \n" else 1)]) + data[where + 1 :]
-        with changed(path, flipped), pytest.raises(StoreError, match=r"manifest\.json|has format"):
-            Datastore.open(kept)
 
 
 @settings(max_examples=100)
@@ -254,46 +188,6 @@ def test_verify_reports_how_far_it_is(kept: Path):
     opened, read = Datastore.open(kept), []
     opened.verify(read.append)
     assert sum(read) == opened.bytes
-
-
-def test_a_manifest_from_a_newer_format_asks_for_an_upgrade(store: Path):
-    manifest = files.read_json(store / "manifest.json")
-    files.write_stamped(store / "manifest.json", {**manifest, "format": 2, "something": "new"})
-    with pytest.raises(StoreError, match=r"has format 2, this nearlm reads up to 1; upgrade nearlm"):
-        Datastore.open(store)
-    (store / "manifest.json").write_text(json.dumps({"format": 99}))
-    with pytest.raises(StoreError, match=r"has format 99"):
-        Datastore.open(store)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("window", 17), ("dim", 64), ("records", 1), ("shards", []), ("parent", "x")]
-)
-def test_an_edited_manifest_is_refused(name, value, store: Path):
-    manifest = files.read_json(store / "manifest.json")
-    files.write_json(store / "manifest.json", {**manifest, name: value})
-    with pytest.raises(StoreError, match=r"manifest\.json does not match its own checksum"):
-        Datastore.open(store)
-
-
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"nonsense", b'{"format": "1"}', b'{"format": 1}', b"\xff\xfe"])
-def test_what_is_no_manifest_is_refused(content: bytes, store: Path):
-    (store / "manifest.json").write_bytes(content)
-    with pytest.raises(StoreError, match=r"manifest\.json"):
-        Datastore.open(store)
-
-
-def test_what_is_no_store_is_refused(tmp_path: Path):
-    with pytest.raises(StoreError, match=r"absent does not exist; make a store with: nearlm build"):
-        Datastore.open(tmp_path / "absent")
-    (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="is a file, expected the folder of a store"):
-        Datastore.open(tmp_path / "file")
-    with pytest.raises(StoreError, match=r"has no manifest\.json, so it is no store"):
-        Datastore.open(tmp_path)
-
-
-# A record leads back to its text.
 
 
 def test_every_record_is_traced_to_document_position_and_text(kept: Path, lm):
@@ -356,19 +250,6 @@ def test_records_of_packed_windows_know_their_own_document(lm, tmp_path):
     assert boundary.target == "<s>"
 
 
-def test_the_stored_tokenizer_is_that_of_the_model(kept: Path, lm):
-    from nearlm.model.lm import tokenizer_fingerprint
-
-    assert tokenizer_fingerprint(Datastore.open(kept).tokenizer) == lm.tokenizer_fingerprint()
-
-
-# The model must be the one that made the store.
-
-
-def check(store: Path, lm: LM) -> str | None:
-    return Datastore.open(store).check_model(lm.fingerprint(), lm.probe(), lm.tokenizer_fingerprint(), lm.name)
-
-
 def test_the_same_model_is_accepted(kept: Path, lm, model_folder: Path):
     assert check(kept, lm) is None
     assert check(kept, LM.load(str(model_folder))) is None
@@ -410,9 +291,6 @@ def test_another_dtype_is_a_warning(kept: Path, model_folder: Path, tmp_path: Pa
     assert "warning: " in capsys.readouterr().err
 
 
-# A store can be moved, and tells nothing about the machine that made it.
-
-
 def test_no_file_knows_the_machine_or_the_time(store: Path, kept: Path, tmp_path: Path):
     names = (str(tmp_path), str(kept.parent), str(Path.home()), socket.gethostname(), "/tmp/", "/root")
     user = getpass.getuser() if os.environ.get("USER") else ""
@@ -439,30 +317,6 @@ def test_a_build_at_another_time_and_place_gives_the_same_manifest(kept: Path, l
     for manifest in manifests:
         del manifest["checksum"], manifest["model"]["name_path"]
     assert manifests[0] == manifests[1]
-
-
-def test_a_local_model_is_found_again_also_after_both_were_moved(model_folder: Path, tmp_path: Path, monkeypatch):
-    home = tmp_path / "home"
-    shutil.copytree(model_folder, home / "models" / "tiny")
-    (home / "a.txt").write_text(make_text(30))
-    monkeypatch.chdir(home)
-    build("models/tiny", "a.txt", "stores/mine", quiet=True, window=16)
-    options = vars(Datastore.open("stores/mine").model_spec())
-    assert Path(options["model"]) == home / "models" / "tiny"
-    monkeypatch.chdir(tmp_path)
-    home.rename(tmp_path / "elsewhere")
-    moved = Datastore.open(tmp_path / "elsewhere" / "stores" / "mine")
-    found = moved.model_spec()
-    assert Path(found.model) == tmp_path / "elsewhere" / "models" / "tiny"
-    assert check(moved.path, LM.load(found)) is None
-    assert not any(str(tmp_path) in text for text in (moved.path / "manifest.json").read_text().splitlines())
-
-
-def test_a_model_that_is_no_folder_keeps_its_name(lm, tokenizer, tmp_path: Path):
-    (tmp_path / "a.txt").write_text("the licence")
-    for name, shown in (("org/model", "org/model"), ("/gone/away/model", "model")):
-        store = build(LM(make_llama(), tokenizer, name=name), str(tmp_path / "a.txt"), tmp_path / shown, quiet=True)
-        assert store.model_spec().model == shown
 
 
 def test_reading_a_store_changes_nothing_in_it(store: Path):

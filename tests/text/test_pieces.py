@@ -6,11 +6,11 @@ from documents import read, undecodable, write
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import make_text
 from nearlm.base.errors import TextError
 from nearlm.text import pieces
 from nearlm.text.corpus import Corpus
 from nearlm.text.pieces import PIECE
+from tiny import make_text
 
 
 def read_bytes(data: bytes) -> tuple[str, dict[str, int]]:

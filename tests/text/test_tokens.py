@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from documents import NoSpecials
 
-from conftest import make_text
 from nearlm.base import files, jobs
 from nearlm.base.errors import StoreError, TextError
 from nearlm.base.progress import Reporter
@@ -24,6 +23,7 @@ from nearlm.text.tokens import (
     finished,
     read_checksums,
 )
+from tiny import make_text
 
 QUIET = Reporter(quiet=True)
 

@@ -1,14 +1,11 @@
 """A build's records against an oracle that runs the model itself, and everything that can go wrong around it."""
 
 import copy
-import dataclasses
 import errno
 import io
 import json
-import math
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,133 +13,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle import assert_holds, everything, expected, frame, interrupt, record_files, texts_of
 
 import nearlm
 from calls import build
-from conftest import make_llama, make_text, make_tokenizer
 from nearlm.base import files, jobs
 from nearlm.base.errors import ModelError, NearLMError, OptionError, StoreError, TextError
 from nearlm.model.lm import LM
-from nearlm.model.pretrained import ModelSpec
-from nearlm.store import BuildOptions, builder
+from nearlm.store import builder
 from nearlm.store.datastore import Datastore
-from nearlm.text import tokens as tokenise
-
-RECORDS = ("keys-*.npy", "values-*.npy", "origin-*.npy", "tokens-*.npy", "docs-*")
-
-
-@dataclass
-class Expected:
-    """What a store of some documents must hold."""
-
-    tokens: np.ndarray
-    keys: np.ndarray
-    values: np.ndarray
-    origin: np.ndarray
-
-
-def frame(tokenizer, text: str, separator: tuple[int, ...] = (1,)) -> list[int]:
-    """Tokenise a document as the design says: BOS, text, separator."""
-    return [tokenizer.bos_token_id, *tokenizer(text, add_special_tokens=False)["input_ids"], *separator]
-
-
-def feed_forward_inputs(model, ids: list[int]) -> np.ndarray:
-    """Run the whole model over one unpadded row and return what its last layer's MLP was given."""
-    seen: list[torch.Tensor] = []
-    handle = model.model.layers[-1].mlp.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    try:
-        with torch.no_grad():
-            model(torch.tensor([ids]))
-    finally:
-        handle.remove()
-    return seen[0][0].numpy()
-
-
-def expected(model, documents: list[list[int]], window: int, stride: int, pack: bool = False) -> Expected:
-    """Compute the records of framed documents, one window at a time.
-
-    The j-th prediction of a document (j = 0, 1 ...) comes from its first window if j < window, else from
-    the first of the windows at multiples of the stride that reaches it.
-    """
-    tokens = [token for document in documents for token in document]
-    keys, values, origin, begin = [], [], [], 0
-    for document in [tokens] if pack else documents:
-        vectors: dict[int, np.ndarray] = {}
-        for j in range(len(document) - 1):
-            start = max(0, math.ceil((j - window + 1) / stride)) * stride
-            if start not in vectors:
-                vectors[start] = feed_forward_inputs(model, document[start : min(start + window, len(document) - 1)])
-            keys.append(vectors[start][j - start])
-            values.append(document[j + 1])
-            origin.append(begin + j + 1)
-        begin += len(document)
-    dim = model.config.hidden_size
-    return Expected(
-        np.array(tokens, np.int32), np.array(keys).reshape(-1, dim), np.array(values), np.array(origin, np.int64)
-    )
-
-
-def assert_holds(store: Datastore, want: Expected) -> None:
-    """Compare a store with what it must hold, keys up to float16 rounding."""
-    np.testing.assert_array_equal(store.tokens[:], want.tokens)
-    np.testing.assert_array_equal(store.values[:], want.values)
-    np.testing.assert_array_equal(store.origin[:], want.origin)
-    assert len(store) == len(want.keys)
-    loose = 1e-3 if store.keys.dtype == np.float16 else 1e-4
-    np.testing.assert_allclose(store.keys[:].astype(np.float32), want.keys, rtol=loose, atol=1e-5)
-
-
-def record_files(store: Path) -> dict[str, bytes]:
-    """Read every file that holds records or their text."""
-    return {path.name: path.read_bytes() for pattern in RECORDS for path in sorted(store.glob(pattern))}
-
-
-def everything(store: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(store)): path.read_bytes() for path in sorted(store.rglob("*")) if path.is_file()}
-
-
-def texts_of(folder: Path) -> list[str]:
-    return [path.read_text() for path in sorted(folder.iterdir())]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_waiting_for_the_disk():
-    """These tests kill no machine: what the kernel was told is enough."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files.os, "fsync", lambda _: None)
-        patch.setattr(files.os, "fdatasync", lambda _: None)
-        yield
-
-
-@pytest.fixture
-def make(lm, text_folder: Path, tmp_path: Path):
-    """Build a store of the five documents with small windows."""
-
-    def build_store(out: str = "store", text: Path | None = None, **options) -> Datastore:
-        return build(
-            options.pop("model", lm), str(text or text_folder), tmp_path / out, quiet=True, **{"window": 32, **options}
-        )
-
-    return build_store
-
-
-def interrupt(monkeypatch, make, at: int = 2, **options) -> None:
-    """Leave an unfinished build behind: it dies before its keys are all there."""
-    calls = 0
-
-    def keys(self, batch):
-        nonlocal calls
-        calls += 1
-        if calls == at:
-            raise KeyboardInterrupt
-        return real(self, batch)
-
-    real = LM.keys
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(LM, "keys", keys)
-        patch.setattr(jobs, "CHECKPOINT_SECONDS", 0)
-        patch.setattr(tokenise, "CHECKPOINT_SECONDS", 0)
-        make(**{"batch_tokens": 64, **options})
+from tiny import make_llama, make_text, make_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -216,15 +96,6 @@ def test_records_are_those_of_the_oracle_for_any_options(
     )
     documents = [frame(tokenizer, row) for row in rows if row]
     assert_holds(store, expected(lm.model, documents, window, min(stride, window), pack))
-
-
-def test_keys_do_not_depend_on_batches_or_shards(make):
-    one = make("one", batch_tokens=1, shard_records=50, key_dtype="float32")
-    many = make("many", batch_tokens=5000, key_dtype="float32")
-    np.testing.assert_allclose(one.keys[:], many.keys[:], rtol=1e-4, atol=1e-5)
-    for name in ("values", "origin", "tokens"):
-        np.testing.assert_array_equal(getattr(one, name)[:], getattr(many, name)[:])
-    assert len(one.manifest.shards) > len(many.manifest.shards) == 1
 
 
 def test_two_runs_give_the_same_bytes_in_every_file(make, tmp_path):
@@ -423,52 +294,6 @@ class TestRefused:
     def test_unknown_options(self, make):
         with pytest.raises(TypeError, match="windwo"):
             make(windwo=3)
-
-
-@pytest.mark.parametrize("step", ["append", "write_at", "sync", "replace", "allocate"])
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_one_error_and_the_same_command_goes_on(step, code, make, monkeypatch, tmp_path):
-    real, calls = getattr(files, step), 0
-
-    def full(*arguments):
-        nonlocal calls
-        calls += 1
-        if calls > (0 if step == "allocate" else 8):
-            raise OSError(code, "No space left on device")
-        return real(*arguments)
-
-    with monkeypatch.context() as patch, pytest.raises(StoreError, match=r"No space left.*free some space and repeat"):
-        patch.setattr(files, step, full)
-        make(batch_tokens=64)
-    make(batch_tokens=64)
-    make("whole", batch_tokens=64)
-    assert everything(tmp_path / "store") == everything(tmp_path / "whole")
-
-
-def scaled(factor: float, tokenizer) -> LM:
-    """A tiny model whose keys are larger by a factor."""
-    lm = LM(make_llama(), tokenizer, name="huge")
-    with torch.no_grad():
-        lm.model.model.layers[-1].post_attention_layernorm.weight.mul_(factor)
-    return lm
-
-
-def test_keys_too_large_for_float16_are_refused_and_fit_float32(make, tokenizer):
-    with pytest.raises(ModelError, match=r"a key of huge reaches \d+, more than float16's 65504; use --key-dtype"):
-        make(model=scaled(1e5, tokenizer))
-    store = make("wide", model=scaled(1e5, tokenizer), key_dtype="float32")
-    assert np.abs(store.keys[:]).max() > 65504
-    assert np.isfinite(store.keys[:]).all()
-
-
-@pytest.mark.parametrize("key_dtype", ["float16", "float32"])
-def test_keys_that_are_not_finite_are_refused(key_dtype, make, tokenizer):
-    lm = scaled(1, tokenizer)
-    token = tokenizer("charge", add_special_tokens=False)["input_ids"][-1]
-    with torch.no_grad():
-        lm.model.model.embed_tokens.weight[token] = float("nan")
-    with pytest.raises(ModelError, match=r"huge gives non-finite keys \(near token \d+ of the text, .*float32\)"):
-        make(model=lm, key_dtype=key_dtype)
 
 
 class TestGoingOn:
@@ -689,11 +514,6 @@ class TestAppend:
         assert len(store) == len(old)
 
 
-def test_options_are_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        BuildOptions().window = 3  # type: ignore[misc]
-
-
 def test_every_refusal_is_one_of_ours():
     assert all(issubclass(kind, NearLMError) for kind in (ModelError, OptionError, StoreError, TextError))
 
@@ -711,12 +531,3 @@ def test_a_mistake_in_the_text_does_not_block_the_corrected_command(tmp_path, lm
     with pytest.raises(TextError, match="--field"):
         build(lm, str(tmp_path / "rows.jsonl"), tmp_path / "store", quiet=True)
     assert len(build(lm, str(tmp_path / "rows.jsonl"), tmp_path / "store", field="body", quiet=True))
-
-
-def test_a_store_does_not_switch_on_remote_code_and_a_built_in_name_is_no_folder(tmp_path, lm, monkeypatch):
-    (tmp_path / "t.txt").write_text("the licence grants rights")
-    monkeypatch.setattr(lm, "spec", ModelSpec("smollm2-135m", trust_remote_code=True))
-    monkeypatch.chdir(tmp_path)
-    store = build(lm, "t.txt", "smollm2-135m", quiet=True)
-    options = vars(store.model_spec())
-    assert options["model"] == "smollm2-135m" and not options["trust_remote_code"]

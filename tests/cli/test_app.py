@@ -1,40 +1,24 @@
-import io
-import json
+"""The command line as a whole: help, one line for an error, interrupts, and output that cannot be written."""
+
 import os
-import pty
 import re
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-import numpy as np
 import pytest
+from refusals import is_refusal
 
 from nearlm import __version__
-from nearlm.cli.options import show
-from nearlm.store import BuildOptions, builder
+from nearlm.cli.app import spelled_out
+from nearlm.store import builder
 from nearlm.store.datastore import Datastore
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory, model_folder) -> Path:
-    """A small finished store of documents with odd names; not to be changed."""
-    folder = tmp_path_factory.mktemp("cli")
-    texts = folder / "te[bold]xts"
-    texts.mkdir()
-    (texts / "a[red] :smile:.txt").write_text("the licence grants rights to any person\nwho uses copies")
-    builder.build(str(model_folder), [str(texts)], folder / "store")
-    return folder / "store"
 
 
 def subprocess_run(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nearlm", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, **options)
-
-
-# Help and version
 
 
 COMMANDS = "build info verify reduce prune index tune adapt eval generate ablate sweep optimize demo reproduce".split()
@@ -75,155 +59,6 @@ def test_help_imports_nothing_heavy():
     assert "nearlm.cli" in modules
     assert modules.isdisjoint(
         {"torch", "transformers", "numpy", "faiss", "datasets", "pyarrow", "nearlm.store.builder"}
-    )
-
-
-# Commands that work
-
-
-def test_build_info_verify(nearlm, tmp_path, model_folder, text_folder):
-    out = tmp_path / "store"
-    code, stdout, stderr = nearlm("build", "--model", model_folder, "--text", text_folder, "--out", out)
-    assert (code, stdout) == (0, "")
-    assert "records" in stderr and "needs" in stderr
-    assert "\x1b" not in stderr and "\r" not in stderr
-
-    code, stdout, stderr = nearlm("info", out)
-    assert (code, stderr) == (0, "")
-    opened = Datastore.open(out)
-    assert f"records            {len(opened):,}\n" in stdout
-    assert "pack               no\n" in stdout
-
-    code, stdout, stderr = nearlm("verify", out)
-    assert code == 0
-    assert "all as they were written" in stdout
-
-
-def test_options_reach_the_build(nearlm, tmp_path, model_folder, text_folder):
-    options = "--window 64 --stride 32 --pack --separator none --max-tokens 300 --batch-tokens 256 --shard-records 128"
-    more = "--key-dtype float32 --key-tap last_hidden --glob doc[01].txt --strict --quiet"
-    command = ("build", *options.split(), *more.split(), "--text", text_folder, "--model", model_folder)
-    assert nearlm(*command, "--out", tmp_path / "store") == (0, "", "")
-    manifest = Datastore.open(tmp_path / "store").manifest
-    expected = {"window": 64, "stride": 32, "pack": True, "separator": [], "tokens": 300, "records": 299}
-    assert {name: getattr(manifest, name) for name in expected} == expected
-    assert manifest.key_dtype == "float32"
-    assert len(manifest.shards) > 1
-
-
-def test_every_build_option_is_passed_on(nearlm, monkeypatch, tmp_path):
-    seen = {}
-    monkeypatch.setattr(builder, "build", lambda *args, **options: seen.update(options, args=args))
-    nearlm("build", "--model", "m", "--text", "t", "--out", "o", "--revision", "r", "--adapter", "a", "--field", "f")
-    spec, source, out, options = seen.pop("args")
-    assert (spec.model, spec.revision, spec.adapter, spec.device) == ("m", "r", "a", "auto")
-    assert (source.text, source.field, out, options) == (("t",), "f", "o", BuildOptions())
-
-
-def test_text_takes_what_a_shell_makes_of_a_glob(nearlm, monkeypatch):
-    seen = []
-    monkeypatch.setattr(builder, "build", lambda spec, source, *_, **options: seen.append(source.text))
-    assert nearlm("build", "--text", "a", "b", "c", "--out", "o", "--model", "m")[0] == 0
-    assert nearlm("build", "--text", "a", "--text", "b", "--out", "o", "--model", "m")[0] == 0
-    assert seen == [("a", "b", "c"), ("a", "b")]
-
-
-def test_stdin_is_a_text(nearlm, monkeypatch, tmp_path, model_folder):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the licence grants rights to any person")))
-    command = ("build", "--model", model_folder, "--text", "-", "--out", tmp_path / "store", "-q")
-    assert nearlm(*command) == (0, "", "")
-    assert Datastore.open(tmp_path / "store").context_of(0).document == "stdin"
-
-
-def test_info_as_json(nearlm, store):
-    code, out, err = nearlm("info", store, "--json")
-    assert (code, err) == (0, "")
-    values = json.loads(out)
-    assert values["records"] == len(Datastore.open(store))
-    assert nearlm("info", "--json", store)[1] == out
-
-
-def test_info_traces_a_record(nearlm, store):
-    code, out, err = nearlm("info", store, "--record", 3)
-    assert (code, err) == (0, "")
-    assert "document  te[bold]xts/a[red] :smile:.txt\n" in out
-    traced = json.loads(nearlm("info", "--json", store, "--record", 3)[1])
-    assert traced["document"] == "te[bold]xts/a[red] :smile:.txt"
-    assert traced["record"] == 3
-
-
-def test_brackets_in_names_are_not_eaten(nearlm, store):
-    assert "texts              te[bold]xts\n" in nearlm("info", store)[1]
-
-
-def on_terminal(*arguments: object, columns: int) -> list[str]:
-    """Run a command on a terminal of so many columns and return the lines that it shows."""
-    main, side = pty.openpty()
-    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
-    command = [sys.executable, "-m", "nearlm", *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=side, stderr=side, stdin=side, env=environment)
-    os.close(side)
-    shown = b""
-    while True:
-        try:
-            part = os.read(main, 65536)
-        except OSError:
-            break
-        if not part:
-            break
-        shown += part
-    os.close(main)
-    assert process.wait() == 0
-    return shown.decode().replace("\r\n", "\n").splitlines()
-
-
-def test_info_on_a_narrow_terminal_loses_nothing(store):
-    lines = on_terminal("info", store, columns=80)
-    assert all(len(line) <= 80 for line in lines)
-    checksum = Datastore.open(store).checksum
-    last = next(number for number, line in enumerate(lines) if line.startswith("checksum"))
-    assert "".join(line.split()[-1] for line in lines[last : last + 2]) == checksum
-
-
-def test_what_goes_elsewhere_is_not_wrapped(nearlm, store, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "30")
-    assert Datastore.open(store).checksum in nearlm("info", store)[1]
-
-
-def test_a_text_of_many_lines_stays_aligned(capfd):
-    show({"text": "one\n two\n\nthree", "nothing": None, "yes": True, "n": 1234567, "f": 0.5}, as_json=False)
-    assert capfd.readouterr().out.splitlines() == [
-        "text     one",
-        "          two",
-        "",
-        "         three",
-        "nothing  none",
-        "yes      yes",
-        "n        1,234,567",
-        "f        0.5",
-    ]
-
-
-def test_stores_in_the_cache_have_names(nearlm, tmp_path, monkeypatch, store):
-    monkeypatch.setenv("NEARLM_CACHE", str(tmp_path))
-    (tmp_path / "stores").mkdir()
-    (tmp_path / "stores" / "mine").symlink_to(store)
-    assert nearlm("info", "cache:mine")[0] == 0
-    assert nearlm("verify", "cache:mine")[0] == 0
-
-
-def test_tilde_is_the_home_folder(nearlm, monkeypatch, store):
-    monkeypatch.setenv("HOME", str(store.parent))
-    assert nearlm("info", "~/store")[0] == 0
-
-
-# Commands that do not
-
-
-def is_refusal(result: tuple[int, str, str]) -> bool:
-    code, out, err = result
-    return (
-        code == 2 and out == "" and re.fullmatch(r"nearlm: \S[^\n]*\n", err) is not None and "please report" not in err
     )
 
 
@@ -332,18 +167,6 @@ def test_an_error_of_many_lines_becomes_one(nearlm, store, monkeypatch):
     assert nearlm("info", store) == (2, "", "nearlm: /some/where: Permission denied (--debug shows where)\n")
 
 
-def test_verify_names_the_damaged_file(nearlm, tmp_path, model_folder, text_folder):
-    out = tmp_path / "store"
-    nearlm("build", "--model", model_folder, "--text", text_folder, "--out", out, "--quiet")
-    path = out / "values-00000.npy"
-    values = np.load(path)
-    values[3] += 1
-    np.save(path, values)
-    result = nearlm("verify", out)
-    assert is_refusal((result[0], result[1], result[2].splitlines()[-1] + "\n"))
-    assert "values-00000.npy" in result[2]
-
-
 def test_interrupting_a_build_says_that_it_can_go_on(nearlm, monkeypatch, store):
     def interrupt(*args, **options):
         raise KeyboardInterrupt
@@ -377,9 +200,6 @@ def test_ctrl_c_leaves_a_build_that_goes_on(tmp_path, model_folder, nearlm):
     assert "--restart" in err
 
 
-# Output that cannot be written
-
-
 def test_a_closed_pipe_is_no_error_to_talk_about(store):
     reader, writer = os.pipe()
     os.close(reader)
@@ -406,3 +226,24 @@ def test_closed_output_and_other_encodings_do_no_harm(store):
     done = subprocess_run("info", store.parent / "snö", env=ascii_only)
     assert done.returncode == 2
     assert "sn\\xf6 does not exist" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["build", "--text", "-", "--out", "o"], ["build", "--text=-", "--out", "o"]),
+        (["build", "--text", "a", "-"], ["build", "--text", "a", "--text=-"]),
+        (["build", "--text", "-", "b"], ["build", "--text=-", "--text", "b"]),
+        (["build", "--text", "-", "b", "c"], ["build", "--text=-", "--text", "b", "c"]),
+        (["build", "--text", "-", "--out", "-x"], ["build", "--text=-", "--out", "-x"]),
+        (["generate", "s", "--prompt", "-"], ["generate", "s", "--prompt", "-"]),
+        (["generate", "s", "--prompt", "- a list"], ["generate", "s", "--prompt", "- a list"]),
+        (["--debug", "info", "s"], ["info", "s"]),
+        (["info", "s", "--debug"], ["info", "s"]),
+        (["build", "--text", "--debug", "-"], ["build", "--text=-"]),
+        (["info", "--text=-"], ["info", "--text=-"]),
+        ([], []),
+    ],
+)
+def test_a_lone_hyphen_is_stdin_and_debug_is_no_option_of_a_command(typed, expected):
+    assert list(spelled_out(typed)) == expected

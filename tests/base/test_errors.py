@@ -1,0 +1,19 @@
+"""Every error that a user can mend is one of ours, so that the command line prints it as one line."""
+
+import inspect
+
+import pytest
+
+from nearlm.base import errors
+from nearlm.base.errors import MissingExtraError, NearLMError
+
+OURS = [one for _, one in inspect.getmembers(errors, inspect.isclass) if one.__module__ == errors.__name__]
+
+
+@pytest.mark.parametrize("kind", OURS, ids=lambda kind: kind.__name__)
+def test_every_error_is_caught_as_one_of_ours(kind):
+    assert issubclass(kind, NearLMError) and kind.__doc__
+
+
+def test_a_missing_extra_says_how_to_install_it():
+    assert str(MissingExtraError("reading GGUF", "gguf")).endswith("pip install 'nearlm[gguf]'")

@@ -1,0 +1,61 @@
+"""From a store to a continuation, as a user types it."""
+
+import json
+
+import pytest
+
+
+def test_from_a_store_to_a_continuation(nearlm, text_store):
+    valid = text_store.parent / "valid.txt"
+    code, out, err = nearlm("eval", text_store, "--text", valid)
+    assert code == 2 and "nearlm index" in err and err.count("\n") == 1
+    code, out, _ = nearlm("index", text_store, "--json", "-q")
+    assert code == 0 and json.loads(out)["recall"] == 1.0
+    code, out, _ = nearlm("tune", text_store, "--text", valid, "-q")
+    assert code == 0 and "kept with the index" in out and "the paper's T=1" in out
+    code, out, _ = nearlm("eval", text_store, "--text", valid, "-q", "--json")
+    tuned = json.loads(out)
+    assert code == 0 and tuned["perplexity"] < tuned["nlm_perplexity"] and tuned["retrievals"] == tuned["tokens"]
+    code, out, _ = nearlm("eval", text_store, "--text", valid, "-q", "--json", "--no-knn")
+    assert json.loads(out)["perplexity"] == pytest.approx(tuned["nlm_perplexity"], rel=1e-5)
+    code, out, err = nearlm("generate", text_store, "--prompt", "the licence", "--max-new-tokens", 4, "--explain")
+    assert code == 0 and out.count("p_kNN") == 4 and "train.txt" in out
+    assert nearlm("generate", text_store, "--prompt", "the licence", "--max-new-tokens", 4, "--beams", 2)[0] == 0
+    assert "default" in nearlm("info", text_store)[1] and nearlm("verify", text_store)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("index", "STORE", "--factory", "nonsense"), "no FAISS factory"),
+        (("index", "STORE", "--index", "a/b"), "plain name"),
+        (("eval", "STORE", "--text", "VALID", "--lam", "2"), "expected 0 to 1"),
+        (("eval", "STORE", "--text", "VALID", "--temperature", "-1"), "--temperature"),
+        (("eval", "STORE", "--text", "VALID", "--k", "0"), "--k"),
+        (("eval", "STORE", "--text", "VALID", "--index", "none"), "no index"),
+        (("eval", "STORE", "--text", "VALID", "--distances", "near"), "--distances"),
+        (("eval", "STORE", "--text", "VALID", "--stride", "9999"), "--stride"),
+        (("eval", "STORE", "--text", "missing.txt"), "does not exist"),
+        (("generate", "STORE", "--prompt", "x", "--chat"), "chat template"),
+        (("generate", "STORE", "--prompt", "x", "--max-new-tokens", "0"), "at least 1"),
+        (("tune", "STORE", "--text", "x.txt", "--k", "0"), "--k is 0"),
+        (("tune", "nowhere", "--text", "VALID"), "does not exist"),
+        (("adapt", "nowhere", "--text", "VALID"), "does not exist"),
+        (("adapt", "STORE", "--text", "VALID", "--features", "keys,size"), "--features"),
+        (("adapt", "STORE", "--text", "VALID", "--objective", "guess"), "--objective"),
+        (("adapt", "STORE", "--text", "VALID", "--a", "-3"), "--a is"),
+        (("adapt", "STORE", "--text", "VALID", "--standardise", "some"), "--standardise"),
+        (("adapt", "STORE", "--text", "VALID", "--adaptor", "a/b"), "plain name"),
+        (("adapt", "STORE", "--text", "VALID", "--index", "none"), "nearlm tune"),
+        (("eval", "STORE", "--text", "VALID", "--skip", "0.5"), "--adaptor"),
+        (("eval", "STORE", "--text", "VALID", "--budget", "0.5"), "--adaptor"),
+        (("eval", "STORE", "--text", "VALID", "--adaptor", "../x"), "plain name"),
+    ],
+)
+def test_nonsense_gets_one_line(nearlm, text_store, arguments, expected):
+    if not (text_store / "index").exists():
+        nearlm("index", text_store, "-q")
+    places = {"STORE": text_store, "VALID": text_store.parent / "valid.txt"}
+    code, _, err = nearlm(*(places.get(argument, argument) for argument in arguments))
+    assert code == 2 and expected in err
+    assert err.splitlines()[-1].startswith("nearlm: ") and "Traceback" not in err

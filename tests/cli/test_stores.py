@@ -1,0 +1,107 @@
+"""Building a store, looking into it and verifying it, as a user types it."""
+
+import io
+import json
+import sys
+
+import numpy as np
+from refusals import is_refusal
+
+from nearlm.store import BuildOptions, builder
+from nearlm.store.datastore import Datastore
+
+
+def test_build_info_verify(nearlm, tmp_path, model_folder, text_folder):
+    out = tmp_path / "store"
+    code, stdout, stderr = nearlm("build", "--model", model_folder, "--text", text_folder, "--out", out)
+    assert (code, stdout) == (0, "")
+    assert "records" in stderr and "needs" in stderr
+    assert "\x1b" not in stderr and "\r" not in stderr
+
+    code, stdout, stderr = nearlm("info", out)
+    assert (code, stderr) == (0, "")
+    opened = Datastore.open(out)
+    assert f"records            {len(opened):,}\n" in stdout
+    assert "pack               no\n" in stdout
+
+    code, stdout, stderr = nearlm("verify", out)
+    assert code == 0
+    assert "all as they were written" in stdout
+
+
+def test_options_reach_the_build(nearlm, tmp_path, model_folder, text_folder):
+    options = "--window 64 --stride 32 --pack --separator none --max-tokens 300 --batch-tokens 256 --shard-records 128"
+    more = "--key-dtype float32 --key-tap last_hidden --glob doc[01].txt --strict --quiet"
+    command = ("build", *options.split(), *more.split(), "--text", text_folder, "--model", model_folder)
+    assert nearlm(*command, "--out", tmp_path / "store") == (0, "", "")
+    manifest = Datastore.open(tmp_path / "store").manifest
+    expected = {"window": 64, "stride": 32, "pack": True, "separator": [], "tokens": 300, "records": 299}
+    assert {name: getattr(manifest, name) for name in expected} == expected
+    assert manifest.key_dtype == "float32"
+    assert len(manifest.shards) > 1
+
+
+def test_every_build_option_is_passed_on(nearlm, monkeypatch, tmp_path):
+    seen = {}
+    monkeypatch.setattr(builder, "build", lambda *args, **options: seen.update(options, args=args))
+    nearlm("build", "--model", "m", "--text", "t", "--out", "o", "--revision", "r", "--adapter", "a", "--field", "f")
+    spec, source, out, options = seen.pop("args")
+    assert (spec.model, spec.revision, spec.adapter, spec.device) == ("m", "r", "a", "auto")
+    assert (source.text, source.field, out, options) == (("t",), "f", "o", BuildOptions())
+
+
+def test_text_takes_what_a_shell_makes_of_a_glob(nearlm, monkeypatch):
+    seen = []
+    monkeypatch.setattr(builder, "build", lambda spec, source, *_, **options: seen.append(source.text))
+    assert nearlm("build", "--text", "a", "b", "c", "--out", "o", "--model", "m")[0] == 0
+    assert nearlm("build", "--text", "a", "--text", "b", "--out", "o", "--model", "m")[0] == 0
+    assert seen == [("a", "b", "c"), ("a", "b")]
+
+
+def test_stdin_is_a_text(nearlm, monkeypatch, tmp_path, model_folder):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the licence grants rights to any person")))
+    command = ("build", "--model", model_folder, "--text", "-", "--out", tmp_path / "store", "-q")
+    assert nearlm(*command) == (0, "", "")
+    assert Datastore.open(tmp_path / "store").context_of(0).document == "stdin"
+
+
+def test_info_as_json(nearlm, store):
+    code, out, err = nearlm("info", store, "--json")
+    assert (code, err) == (0, "")
+    values = json.loads(out)
+    assert values["records"] == len(Datastore.open(store))
+    assert nearlm("info", "--json", store)[1] == out
+
+
+def test_info_traces_a_record(nearlm, store):
+    code, out, err = nearlm("info", store, "--record", 3)
+    assert (code, err) == (0, "")
+    assert "document  te[bold]xts/a[red] :smile:.txt\n" in out
+    traced = json.loads(nearlm("info", "--json", store, "--record", 3)[1])
+    assert traced["document"] == "te[bold]xts/a[red] :smile:.txt"
+    assert traced["record"] == 3
+
+
+def test_verify_names_the_damaged_file(nearlm, tmp_path, model_folder, text_folder):
+    out = tmp_path / "store"
+    nearlm("build", "--model", model_folder, "--text", text_folder, "--out", out, "--quiet")
+    path = out / "values-00000.npy"
+    values = np.load(path)
+    values[3] += 1
+    np.save(path, values)
+    result = nearlm("verify", out)
+    assert is_refusal((result[0], result[1], result[2].splitlines()[-1] + "\n"))
+    assert "values-00000.npy" in result[2]
+
+
+def test_stores_in_the_cache_have_names(nearlm, tmp_path, monkeypatch, store):
+    monkeypatch.setenv("NEARLM_CACHE", str(tmp_path))
+    (tmp_path / "stores").mkdir()
+    (tmp_path / "stores" / "mine").symlink_to(store)
+    assert nearlm("info", "cache:mine")[0] == 0
+    assert nearlm("verify", "cache:mine")[0] == 0
+
+
+def test_tilde_is_the_home_folder(nearlm, monkeypatch, store):
+    monkeypatch.setenv("HOME", str(store.parent))
+    assert nearlm("info", "~/store")[0] == 0

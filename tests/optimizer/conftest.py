@@ -1,0 +1,32 @@
+"""A store to optimize, at a size that takes no time."""
+
+import pytest
+
+from calls import build
+from nearlm.optimizer import optimization as optimizing
+from nearlm.optimizer import trials
+from tiny import make_text
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("optimize")
+    (folder / "train.txt").write_text(make_text(500, seed=1))
+    for number in range(12):
+        (folder / "valid").mkdir(exist_ok=True)
+        (folder / "valid" / f"{number}.txt").write_text(make_text(30, seed=2 + number))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(texts, lm):
+    return build(lm, str(texts / "train.txt"), texts / "store", window=64, quiet=True)
+
+
+@pytest.fixture
+def small(monkeypatch, quick_paper_index):
+    """Try fewer and smaller things."""
+    monkeypatch.setattr(optimizing, "SMALL_DIMS", (8, 4))
+    monkeypatch.setattr(optimizing, "SMALL_KEEPS", (0.7, 0.001))
+    monkeypatch.setattr(trials, "KS", (1024, 64))
+    monkeypatch.setattr(trials, "TRUSTED_TOKENS", 10)

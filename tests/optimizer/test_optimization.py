@@ -1,0 +1,136 @@
+"""`optimize`: that its store is ready to use, and that it goes on after a kill."""
+
+import json
+import shutil
+
+import pytest
+from pointing import how
+
+from calls import evaluate, load_knnlm
+from nearlm.base import from_json, jobs, to_json
+from nearlm.base.errors import OptionError, StoreError
+from nearlm.mixing.adaptor import Adaptor
+from nearlm.optimizer import bench
+from nearlm.optimizer import optimization as optimizing
+from nearlm.optimizer.optimization import optimize
+from nearlm.optimizer.points import Choice
+from nearlm.store import Datastore
+
+pytestmark = pytest.mark.usefixtures("quick_timing")
+
+
+def test_the_store_is_ready_and_within_the_budget(store, lm, texts, tmp_path, small):
+    valid, out = str(texts / "valid"), tmp_path / "fast"
+    choice = optimize(lm, store, valid, out, budget=0.5)
+    chosen, made = choice.chosen, Datastore.open(out)
+    assert (chosen.setup.records, chosen.setup.dim) == (len(made), made.dim)
+    assert not out.with_name("fast.optimize").exists()
+    plain = [one for one in choice.points if not one.adaptor]
+    base = next(one for one in plain if how(one) == how(chosen))
+    search = chosen.setup.search
+    within = min(one.microseconds for one in plain if one.perplexity + one.margin <= choice.target)
+    assert chosen.microseconds < within if chosen.adaptor else chosen.microseconds == within
+    assert chosen.beyond <= 0.5 and base.beyond == pytest.approx(base.perplexity - choice.vanilla.perplexity)
+    assert choice.target == choice.vanilla.perplexity + 0.5
+    assert {one.setup.dim for one in choice.points} >= {32, 8, 4} and {one.keep for one in choice.points} == {1.0, 0.7}
+    assert str(len(made)) in choice.paragraph.replace(",", "")
+
+    ready = load_knnlm(out, lm)
+    assert ready.memory.settings.k == search.k and ready.memory.temperature == search.temperature
+    assert (ready.gate is not None) == chosen.adaptor
+    plain = load_knnlm(out, lm, adaptor="none")
+    assert plain.gate is None and plain.memory.lam == pytest.approx(search.lam)
+    assert evaluate(plain, valid).perplexity == pytest.approx(base.perplexity, rel=1e-4)
+    assert load_knnlm(out, lm, lam=0.2).gate is None
+    again = optimize(lm, store, valid, out, budget=0.5)
+    assert again == choice == from_json(Choice, json.loads(json.dumps(to_json(choice))), "")
+    with pytest.raises(StoreError, match="another store, text or budget"):
+        optimize(lm, store, valid, out, budget=0.4)
+
+
+def test_a_killed_run_goes_on(store, lm, texts, tmp_path, small, monkeypatch):
+    valid, out = str(texts / "valid"), tmp_path / "fast"
+    real, calls = bench.searches_per_second, []
+    monkeypatch.setattr(bench, "searches_per_second", lambda *given: calls.append(1) or real(*given))
+    training = Adaptor.train
+
+    def killed(*given, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(optimizing.Adaptor, "train", killed)
+    with pytest.raises(KeyboardInterrupt):
+        optimize(lm, store, valid, out, budget=0.5)
+    assert calls and not (out / "optimize.json").exists()
+    calls.clear()
+    monkeypatch.setattr(optimizing.Adaptor, "train", training)
+    choice = optimize(lm, store, valid, out, budget=0.5)
+    assert not calls and len(Datastore.open(out)) == choice.chosen.setup.records
+    work = out.with_name("fast.optimize")
+    work.mkdir()  # killed when all but this was done
+    assert optimize(lm, store, valid, out, budget=0.5) == choice and not work.exists()
+
+
+def test_a_run_for_something_else_begins_anew(store, lm, texts, tmp_path, small, monkeypatch):
+    valid, out = str(texts / "valid"), tmp_path / "fast"
+
+    def killed(*given, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(optimizing.Adaptor, "train", killed)
+        with pytest.raises(KeyboardInterrupt):
+            optimize(lm, store, valid, out, budget=0.5)
+    work = out.with_name("fast.optimize")
+    assert out.exists() and list(work.glob("keep-*"))
+    (work / "keep-0.7" / "manifest.json").unlink()  # would be refused if it were still there
+    choice = optimize(lm, store, valid, out, budget=0.6)
+    assert choice.budget == 0.6 and not work.exists() and len(Datastore.open(out)) == choice.chosen.setup.records
+
+
+def test_a_refused_store_is_out_of_the_way_at_once(store, lm, texts, tmp_path, small, monkeypatch):
+    valid, out = str(texts / "valid"), tmp_path / "fast"
+    monkeypatch.setattr(optimizing, "preferred", lambda *given: False)
+    monkeypatch.setattr(
+        optimizing, "cheapest", lambda points, goal: points[0] if goal.skipping else points[1]
+    )  # two different ones
+    real = jobs.Job.note
+
+    def killed(self, step, state):
+        if step == "refused":
+            raise KeyboardInterrupt
+        real(self, step, state)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(jobs.Job, "note", killed)
+        with pytest.raises(KeyboardInterrupt):
+            optimize(lm, store, valid, out, budget=0.5)
+    assert not out.exists()
+    choice = optimize(lm, store, valid, out, budget=0.5)
+    assert Datastore.open(out).path == out and not choice.chosen.adaptor and sum(p.adaptor for p in choice.points) == 2
+
+
+def test_bad_input(store, lm, texts, tmp_path):
+    valid = str(texts / "valid")
+    with pytest.raises(OptionError, match="--budget is -1"):
+        optimize(lm, store, valid, tmp_path / "fast", budget=-1)
+    with pytest.raises(StoreError, match="the store itself"):
+        optimize(lm, store, valid, store.path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="is a file"):
+        optimize(lm, store, valid, tmp_path / "file")
+    with pytest.raises(StoreError, match="is no store but holds 'file'"):
+        optimize(lm, store, valid, tmp_path)
+    shutil.copytree(store.path, tmp_path / "other")
+    with pytest.raises(StoreError, match="made in another way"):
+        optimize(lm, store, valid, tmp_path / "other")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "other"]
+    assert not (tmp_path / "fast").exists()
+
+
+def test_as_a_user_types_it(store, texts, tmp_path, nearlm, small):
+    code, out, _ = nearlm("optimize", str(store.path), "--text", str(texts / "valid"), "--out", str(tmp_path / "f"))
+    assert code == 0 and "Chosen: " in out and "→" in out and "vanilla" in out
+    code, out, _ = nearlm("eval", str(tmp_path / "f"), "--text", str(texts / "valid"), "--json")
+    assert code == 0 and json.loads(out)["perplexity"] > 1
+    code, out, _ = nearlm("info", str(tmp_path / "f"))
+    assert code == 0 and "index default" in out

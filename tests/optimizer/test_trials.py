@@ -1,0 +1,68 @@
+"""What is measured of an adaptor: the largest share to skip within the budget."""
+
+import numpy as np
+import pytest
+from pointing import how
+
+from calls import load_knnlm
+from nearlm.mixing.adaptor import Adaptor
+from nearlm.mixing.adaptor_training import split_rows
+from nearlm.mixing.ngrams import last_tokens
+from nearlm.mixing.traces import trace_lm, trace_search, traced_text
+from nearlm.optimizer.optimization import optimize
+from nearlm.search.retriever import Retriever
+from nearlm.store import Datastore
+
+pytestmark = pytest.mark.usefixtures("quick_timing")
+
+
+BUDGET = 60.0
+
+
+def test_the_share_to_skip_is_the_largest_within_the_budget_of_vanilla(store, lm, texts, tmp_path, small):
+    choice = optimize(lm, store, str(texts / "valid"), tmp_path / "fast", budget=BUDGET)
+    gated, made = [one for one in choice.points if one.adaptor][-1], Datastore.open(tmp_path / "fast")
+    adaptor, vanilla, search = Adaptor.load(made), choice.vanilla.setup.search, gated.setup.search
+    reading = store.reading()
+    traced = trace_lm(lm, traced_text(str(texts / "valid"), lm.tokenizer, reading), reading)
+    rows = split_rows(traced.text.documents, 0).held
+    log_lm = np.asarray(traced.logp, np.float64)
+    ours = trace_search(traced, Retriever.open(made, adaptor.settings), search.k).log_p_knn(
+        search.temperature, search.k
+    )
+    paper = trace_search(traced, Retriever(store, "measured-paper"), 1024).log_p_knn(vanilla.temperature)
+    log_vanilla = np.logaddexp(log_lm + np.log1p(-vanilla.lam), paper + np.log(vanilla.lam))
+    contexts = last_tokens(traced.text.tokens, traced.text.bounds, traced.text.windows.target_positions)
+    documents = np.asarray(traced.text.documents)
+
+    def margin(logp, chosen):
+        blocks = documents[chosen]
+        if len(set(blocks)) < 10:
+            blocks = np.arange(len(blocks)) * 10 // len(blocks)
+        difference = (logp - log_vanilla)[chosen]
+        sums = np.array([(difference - difference.mean())[blocks == one].sum() for one in set(blocks)])
+        return 2 * np.exp(-logp[chosen].mean()) * np.sqrt((sums**2).sum()) / len(difference)
+
+    def sure(logp, chosen):
+        ours, theirs = np.exp(-logp[chosen].mean()), np.exp(-log_vanilla[chosen].mean())
+        return ours + margin(logp, chosen) <= theirs + BUDGET
+
+    plain = next(one for one in choice.points if how(one) == how(gated))
+    lam = plain.setup.search.lam
+    mixed = np.logaddexp(log_lm + np.log1p(-lam), ours + np.log(lam))
+    assert plain.margin == pytest.approx(margin(mixed, np.arange(len(mixed))), rel=0.01)  # the store was rotated
+    within = []
+    for percent in range(100):
+        lam = adaptor.gate(percent / 100).weights(traced.keys, traced.conf, traced.ent, contexts)
+        with np.errstate(divide="ignore"):
+            logp = np.logaddexp(log_lm + np.log1p(-lam), ours + np.log(lam))
+        if sure(logp, rows) and sure(logp, np.arange(len(logp))):
+            within.append((percent / 100, np.exp(-logp[rows].mean())))
+    assert within and (search.skip, gated.perplexity) == pytest.approx(within[-1], rel=1e-5) and gated.sure
+    there = np.exp(-log_vanilla[rows].mean())
+    assert choice.held_out.vanilla == pytest.approx(there)
+    assert gated.beyond == pytest.approx(within[-1][1] - there, rel=1e-4)
+    if gated.chosen:
+        assert made.defaults.skip == search.skip
+        knnlm = load_knnlm(tmp_path / "fast", lm)
+        assert knnlm.gate is not None and knnlm.gate.skip == search.skip

@@ -1,0 +1,65 @@
+"""Indexing that goes on after a kill and after an append."""
+
+import numpy as np
+import pytest
+
+from calls import build, build_index
+from nearlm.base import files
+from nearlm.base.errors import StoreError
+from nearlm.search import index_building as indexing
+from nearlm.search.index import open_index
+from nearlm.search.retriever import Retriever
+from tiny import make_text
+
+
+def test_indexing_goes_on_after_a_kill(store, monkeypatch):
+    whole = build_index(store, "IVF16,SQ8", name="whole", quiet=True)
+    monkeypatch.setattr(indexing, "BLOCK", 100)
+    monkeypatch.setattr(indexing, "CHECKPOINT_SECONDS", 0.0)
+    trained, real_add, adds = [], indexing.SearchIndex.add, []
+    monkeypatch.setattr(indexing, "train_index", lambda *a, real=indexing.train_index: (trained.append(1), real(*a)))
+
+    def add(self, keys):
+        if len(adds) in (3, 9):
+            adds.append(0)
+            raise KeyboardInterrupt
+        adds.append(len(keys))
+        real_add(self, keys)
+
+    monkeypatch.setattr(indexing.SearchIndex, "add", add)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            build_index(store, "IVF16,SQ8", name="killed", quiet=True)
+        with pytest.raises(StoreError, match="no index"):
+            open_index(store, "killed")
+    killed = build_index(store, "IVF16,SQ8", name="killed", quiet=True)
+    assert sum(adds) == len(store) and len(trained) == 1
+    for name in ("records", "recall", "distance_error", "spec"):
+        assert getattr(killed, name) == getattr(whole, name)
+
+
+def test_after_an_append_only_the_new_records_are_added(tmp_path, lm, monkeypatch):
+    for number in range(2):
+        (tmp_path / f"{number}.txt").write_text(make_text(300, seed=number))
+    store = build(lm, str(tmp_path / "0.txt"), tmp_path / "s", window=64, quiet=True)
+    build_index(store, "IVF16,SQ8", quiet=True)
+    old = len(store)
+    store = build(None, str(tmp_path / "1.txt"), tmp_path / "s", append=True, quiet=True)
+    with pytest.raises(StoreError, match="earlier state"):
+        open_index(store)
+    added, real_add = [], indexing.SearchIndex.add
+    monkeypatch.setattr(indexing.SearchIndex, "add", lambda self, keys: (added.append(len(keys)), real_add(self, keys)))
+    described = build_index(store, quiet=True)
+    assert sum(added) == len(store) - old and described.records == len(store)
+    assert len(list((store.path / "index" / "default").glob("data-*"))) == 1
+    near = Retriever(store, nprobe=16).search(store.keys[-1:].astype(np.float32), 1)
+    assert near.tokens[0, 0] == store.values[-1]
+
+
+def test_another_kind_under_the_same_name_drops_what_was_tuned_for_the_old_one(store):
+    build_index(store, "IVF16,SQ8", name="again", quiet=True)
+    settings = store.path / "index" / "again" / "settings.json"
+    files.write_stamped(settings, {})
+    assert build_index(store, name="again", quiet=True).spec.factory == "IVF16,SQ8" and settings.exists()
+    assert build_index(store, "flat", name="again", quiet=True).spec.factory == "Flat" and not settings.exists()
+    assert Retriever(store, "again").search(store.keys[:1].astype(np.float32), 1).ids.tolist() == [[0]]

@@ -1,0 +1,25 @@
+"""Distances from the stored keys against the equation."""
+
+import numpy as np
+import pytest
+
+from nearlm.base import files
+from nearlm.base.arrays import ArrayFile, ShardedArray
+from nearlm.search import rescoring as rescore
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_rescoring_equals_the_equation(tmp_path, monkeypatch, dtype, in_memory):
+    rng = np.random.default_rng(0)
+    keys = (rng.normal(size=(900, 24)) * 10.0 ** rng.integers(-6, 3, (900, 24))).astype(dtype)
+    shards = []
+    for number, part in enumerate((keys[:500], keys[500:501], keys[501:])):
+        file = ArrayFile(tmp_path / f"{number}.npy", np.dtype(dtype), part.shape)
+        files.write_array(file.path, file.dtype, file.shape, [part])
+        shards.append(file.open())
+    monkeypatch.setattr(rescore, "_fits", lambda count: in_memory)
+    queries, ids = rng.normal(size=(150, 24)).astype(np.float32), rng.integers(-1, 900, (150, 40))
+    found = rescore.Rescorer(ShardedArray(shards)).distances(queries, ids)
+    true = ((keys[ids].astype(np.float64) - queries[:, None]) ** 2).sum(-1)
+    np.testing.assert_allclose(found, np.where(ids < 0, np.inf, true), rtol=1e-5, atol=1e-6)

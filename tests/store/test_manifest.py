@@ -1,0 +1,107 @@
+"""The manifest: refused when it was edited, cut, or written by a newer version; read when an older one wrote it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from oracle import changed
+
+from nearlm.base import files
+from nearlm.base.errors import StoreError
+from nearlm.store import Step
+from nearlm.store.datastore import Datastore
+
+
+def test_a_manifest_from_a_newer_format_asks_for_an_upgrade(store: Path):
+    manifest = files.read_json(store / "manifest.json")
+    files.write_stamped(store / "manifest.json", {**manifest, "format": 2, "something": "new"})
+    with pytest.raises(StoreError, match=r"has format 2, this nearlm reads up to 1; upgrade nearlm"):
+        Datastore.open(store)
+    (store / "manifest.json").write_text(json.dumps({"format": 99}))
+    with pytest.raises(StoreError, match=r"has format 99"):
+        Datastore.open(store)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("window", 17), ("dim", 64), ("records", 1), ("shards", []), ("parent", "x")]
+)
+def test_an_edited_manifest_is_refused(name, value, store: Path):
+    manifest = files.read_json(store / "manifest.json")
+    files.write_json(store / "manifest.json", {**manifest, name: value})
+    with pytest.raises(StoreError, match=r"manifest\.json does not match its own checksum"):
+        Datastore.open(store)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"nonsense", b'{"format": "1"}', b'{"format": 1}', b"\xff\xfe"])
+def test_what_is_no_manifest_is_refused(content: bytes, store: Path):
+    (store / "manifest.json").write_bytes(content)
+    with pytest.raises(StoreError, match=r"manifest\.json"):
+        Datastore.open(store)
+
+
+def test_what_is_no_store_is_refused(tmp_path: Path):
+    with pytest.raises(StoreError, match=r"absent does not exist; make a store with: nearlm build"):
+        Datastore.open(tmp_path / "absent")
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="is a file, expected the folder of a store"):
+        Datastore.open(tmp_path / "file")
+    with pytest.raises(StoreError, match=r"has no manifest\.json, so it is no store"):
+        Datastore.open(tmp_path)
+
+
+def test_even_white_space_of_the_manifest_counts(kept: Path):
+    path = kept / "manifest.json"
+    data = path.read_bytes()
+    for where in range(0, len(data), 3):
+        flipped = data[:where] + bytes([data[where] ^ (0x2A if data[where] in b" \n" else 1)]) + data[where + 1 :]
+        with changed(path, flipped), pytest.raises(StoreError, match=r"manifest\.json|has format"):
+            Datastore.open(kept)
+
+
+def test_a_manifest_of_before_the_optional_fields_is_still_read(store: Path):
+    manifest = files.read_json(store / "manifest.json")
+    for name in ("query_dim", "weighted", "parent", "transforms", "checksum"):
+        manifest.pop(name)
+    files.write_stamped(store / "manifest.json", manifest)
+    opened = Datastore.open(store)
+    assert opened.query_dim == opened.dim == 32 and not opened.weighted
+    assert opened.manifest.parent is None and opened.manifest.transforms == []
+    opened.verify()
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"dim": "32"}, "dim"),
+        ({"dim": None}, "dim"),
+        ({"shards": [{"records": "many"}]}, "shards"),
+        ({"segments": [{}]}, "segments"),
+        ({"model": {"name": 3}}, "model"),
+        ({"files": {"probe.npy": 12}}, "files"),
+        ({"bos": "<s>"}, "bos"),
+        ({"weighted": 1}, "weighted"),
+        ({"parent": "x"}, "parent"),
+    ],
+)
+def test_a_wrong_type_is_one_line_that_names_it(store: Path, changed, named):
+    manifest = files.read_json(store / "manifest.json")
+    files.write_stamped(store / "manifest.json", {**manifest, **changed})
+    with pytest.raises(StoreError, match=rf"manifest\.json is not as this nearlm writes it \(.*{named}") as refused:
+        Datastore.open(store)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["model", "tokens", "records", "files", "window"])
+def test_a_field_that_every_manifest_has_may_not_be_missing(store: Path, name):
+    manifest = files.read_json(store / "manifest.json")
+    del manifest[name]
+    files.write_stamped(store / "manifest.json", manifest)
+    with pytest.raises(StoreError, match=rf"manifest\.json is not as .*{name}"):
+        Datastore.open(store)
+
+
+def test_a_step_is_written_as_its_command_line():
+    step = Step("prune", {"method": "rank", "keep": 0.5, "count_self": True, "seed": None, "restart": False}, {"n": 1})
+    assert str(step) == "prune --method rank --keep 0.5 --count-self"
+    assert step.same_as(Step("prune", dict(step.options))) and not step.same_as(Step("reduce", step.options))
+    assert not step.same_as(Step("prune", {**step.options, "keep": 0.4}))
