@@ -51,12 +51,10 @@ class Job:
         """Tell whether an earlier run left this very plan."""
         return self.started and self.plan() == plan
 
-    def resume(self, plan: Json) -> bool:
-        """Resume a job of this very plan and return True, or begin a new one in place of what is there."""
-        if self.resumes(plan):
-            return True
-        self.begin(plan)
-        return False
+    def resume(self, plan: Json) -> None:
+        """Resume a job of this very plan, or begin a new one in place of what is there."""
+        if not self.resumes(plan):
+            self.begin(plan)
 
     def note(self, step: str, state: Json) -> None:
         """Remember the state of a step."""

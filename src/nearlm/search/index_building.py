@@ -89,10 +89,9 @@ class _Indexer:
                 return index
         self.job.begin(plan)
         self._remove_data(keep=self.done.data if self.done else "")
-        if self.done and self.done.spec.same_data(spec):
-            appended_only = self.done.shards == self._shards()[: len(self.done.shards)]
-            if appended_only:
-                return load_parts(self.place.data(self.done.data), spec)
+        done = self.done
+        if done and done.spec.same_data(spec) and done.shards == self._shards()[: len(done.shards)]:  # only appended to
+            return load_parts(self.place.data(done.data), spec)
         return empty_index(spec, self.store.dim)
 
     def _shards(self) -> list[str]:

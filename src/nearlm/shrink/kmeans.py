@@ -10,7 +10,7 @@ import faiss
 import numba
 import numpy as np
 
-from nearlm.base import ArrayFile, Floats, Ids, Int32s, Ints, OptionError, Pieces, duration
+from nearlm.base import ArrayFile, Columns, Floats, Ids, Int32s, Ints, OptionError, Pieces, duration
 from nearlm.shrink.options import TAKES, PruneOptions
 from nearlm.shrink.selection import Centroids, Selection, renumbered, target
 from nearlm.store import Datastore, Derivation, read_keys
@@ -107,7 +107,7 @@ def _ratio_for(runs: Ints, most: int, records: int, top: int) -> float:
     return high if left(1.0) > most else 1.0
 
 
-def _cluster(work: Derivation, order: Ids, parts: list[Part], seed: int) -> dict[str, ArrayFile]:
+def _cluster(work: Derivation, order: Ids, parts: list[Part], seed: int) -> Columns:
     """Cluster part after part into arrays of the job: each record's cluster, each cluster's key and nearest member."""
     store = work.parent
     folder = work.job.folder
@@ -161,9 +161,7 @@ def cluster(
     return labels, means.astype(np.float32), nearest
 
 
-def _selection(
-    records: int, order: Ids, parts: list[Part], columns: dict[str, ArrayFile], result: dict[str, float]
-) -> Selection:
+def _selection(records: int, order: Ids, parts: list[Part], columns: Columns, result: dict[str, float]) -> Selection:
     """Put clustered and other records together, in corpus order."""
     labels = columns["labels"].open()
     nearest = columns["nearest"].open()[:]

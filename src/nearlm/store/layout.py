@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nearlm.base import ArrayFile, Job, OptionError
+from nearlm.base import ArrayFile, Columns, Job, OptionError
 from nearlm.text import Segment
 
 
@@ -33,9 +33,7 @@ class Layout:
         """Return the files of one build's or append's token stream."""
         return Segment(self.folder, number)
 
-    def shard(
-        self, number: int, records: int, dim: int, key_dtype: str, weighted: bool = False
-    ) -> dict[str, ArrayFile]:
+    def shard(self, number: int, records: int, dim: int, key_dtype: str, weighted: bool = False) -> Columns:
         """Return the arrays of one shard: keys, values, origin, and weights if records have them."""
 
         def file(name: str, dtype: str, *shape: int) -> ArrayFile:

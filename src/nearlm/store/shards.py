@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from nearlm.base import Advance, ArrayFile, FileInfo, Int32s, Job, ModelError, Pieces, Rate, Reporter, duration
+from nearlm.base import Advance, Columns, FileInfo, Int32s, Job, ModelError, Pieces, Rate, Reporter, duration
 from nearlm.model.lm import LM
 from nearlm.store.layout import Layout
 from nearlm.store.plan import BuildOptions
@@ -69,7 +69,7 @@ class ShardWriter:
         return f"shard-{self.number:05d}"
 
     @cached_property
-    def _files(self) -> dict[str, ArrayFile]:
+    def _files(self) -> Columns:
         return self.layout.shard(self.number, self.windows.records, self.lm.dim, str(self.options.key_dtype))
 
     @cached_property
