@@ -12,19 +12,8 @@ from torch import Tensor, nn
 
 from nearlm.base import ModelError, canonical_hash
 from nearlm.model.pretrained import load_pretrained
-from nearlm.model.spec import ModelSpec
-from nearlm.model.tap import (
-    FFN,
-    Tap,
-    captured,
-    drift,
-    ended_before,
-    find_body,
-    find_head,
-    find_tap,
-    output_of,
-    tolerance,
-)
+from nearlm.model.spec import FFN, ModelSpec
+from nearlm.model.tap import Tap, captured, drift, ended_before, find_body, find_head, find_tap, output_of, tolerance
 from nearlm.text import Batch
 
 PROBE_TOKENS = 32
@@ -149,9 +138,8 @@ class LM:
         if not found:
             raise ModelError(f"key tap {self.tap.path} was not reached in the forward pass; name another --key-tap")
         if found[0].shape[:-1].numel() != ids.numel():
-            got = list(found[0].shape)
-            want = list(ids.shape)
-            raise ModelError(f"key tap {self.tap.path} gives {got} for {want} tokens, expected one vector a token")
+            shapes = f"{list(found[0].shape)} for {list(ids.shape)} tokens"
+            raise ModelError(f"key tap {self.tap.path} gives {shapes}, expected one vector a token")
         return found[0].reshape(*ids.shape, -1)
 
     @functools.cached_property
@@ -240,9 +228,8 @@ def _with_states(output: Any, states: Tensor) -> Any:
 
 def _statistics(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
     """Return log p(target), max p and the entropy of each row of logits."""
-    chosen = logits.gather(-1, targets.to(logits.device, torch.int64)[:, None])[:, 0]
     log_total, conf, ent = confidence_and_entropy(logits)
-    return chosen - log_total, conf, ent
+    return _chosen(logits, targets) - log_total, conf, ent
 
 
 def confidence_and_entropy(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -268,8 +255,11 @@ def _confidence_and_entropy(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _log_probability(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
     """Return log p(target) of each row of logits."""
-    chosen = logits.gather(-1, targets.to(logits.device, torch.int64)[:, None])[:, 0]
-    return (chosen - logits.logsumexp(-1),)
+    return (_chosen(logits, targets) - logits.logsumexp(-1),)
+
+
+def _chosen(logits: Tensor, targets: Tensor) -> Tensor:
+    return logits.gather(-1, targets.to(logits.device, torch.int64)[:, None])[:, 0]
 
 
 def _probe_ids(vocab_size: int) -> npt.NDArray[np.int64]:
@@ -278,18 +268,15 @@ def _probe_ids(vocab_size: int) -> npt.NDArray[np.int64]:
 
 def _text_config(model: nn.Module) -> Any:
     config: Any = model.config
-    if hasattr(config, "get_text_config"):
-        return config.get_text_config()
-    return config
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def _width(model: nn.Module) -> int:
     """Return the width of the hidden state between the model's layers."""
     width = getattr(_text_config(model), "hidden_size", None)
     if not isinstance(width, int):
-        raise ModelError(
-            f"the config of {type(model).__name__} gives no hidden_size; expected a Hugging Face causal LM"
-        )
+        kind = type(model).__name__
+        raise ModelError(f"the config of {kind} gives no hidden_size; expected a Hugging Face causal LM")
     return width
 
 

@@ -125,8 +125,7 @@ def _last_hidden(model: nn.Module) -> Tap:
     head = find_head(model)
     if head is None:
         raise ModelError(f"{type(model).__name__} has no output embedding to tap; name a module with --key-tap")
-    path = next(path for path, module in model.named_modules() if module is head)
-    return Tap(path, head)
+    return Tap(next(path for path, module in model.named_modules() if module is head), head)
 
 
 def _module_at(model: nn.Module, path: str) -> nn.Module:
@@ -233,9 +232,5 @@ def _first(value: Any) -> Tensor | None:
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any], dim: int | None) -> Tensor | None:
     """Return the first argument that can be one vector a token."""
-    for value in (*args, *kwargs.values()):
-        if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim < 2:
-            continue
-        if dim in (None, value.shape[-1]):
-            return value
-    return None
+    tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim >= 2)
+    return next((one for one in tensors if one.is_floating_point() and dim in (None, one.shape[-1])), None)

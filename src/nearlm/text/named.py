@@ -157,11 +157,10 @@ def near_duplicates(documents: Documents, split: Mapping[str, str]) -> list[Remo
 
 def _made(corpus: Corpus) -> Path:
     folder = cache_dir() / "corpora" / corpus.folder
-    if folder.is_dir():
-        return folder
-    with cache_lock(folder.parent):
-        if not folder.is_dir():
-            _make(corpus, folder)
+    if not folder.is_dir():
+        with cache_lock(folder.parent):
+            if not folder.is_dir():
+                _make(corpus, folder)
     return folder
 
 
@@ -169,7 +168,11 @@ def _make(corpus: Corpus, folder: Path) -> None:
     documents = dict(sorted(corpus.read().items()))
     split = corpus.assign(documents)
     removed = near_duplicates(documents, split)
-    dropped = {removal.name for removal in removed}
+    reasons = {
+        f"{each.split}/{each.name}": {"near": f"{each.near_split}/{each.near_name}", "overlap": round(each.overlap, 4)}
+        for each in removed
+    }
+    dropped = {each.name for each in removed}
     # Only one process gets here at a time, so an old part is a killed run's.
     part = folder.with_name("part")
     files.remove(part)
@@ -178,12 +181,8 @@ def _make(corpus: Corpus, folder: Path) -> None:
             path = part / split[name] / name
             path.parent.mkdir(parents=True, exist_ok=True)
             files.write_bytes(path, text.encode())
-    files.write_json(part / "removed.json", {f"{each.split}/{each.name}": _reason(each) for each in removed})
+    files.write_json(part / "removed.json", reasons)
     files.replace(part, folder)
-
-
-def _reason(removal: Removal) -> files.Json:
-    return {"near": f"{removal.near_split}/{removal.near_name}", "overlap": round(removal.overlap, 4)}
 
 
 def _read_spdx() -> Documents:

@@ -22,7 +22,10 @@ _WANTED = "give a file, a folder, a glob, a named corpus (spdx:train), hf:NAME o
 
 
 def find_files(text: str, glob: str | None) -> list[tuple[Path, str]]:
-    """List the files that a text stands for, with their names; `glob` chooses files of a folder."""
+    """List the files that a text stands for, with their names; `glob` chooses files of a folder.
+
+    Files that the text itself matches as a glob are named from the last folder on that it spells out.
+    """
     if is_named(text):
         return _folder_files(named_corpus(text), f"{text}/", glob)
     shown = repr(text if len(text) <= 200 else f"{text[:199]}…")
@@ -38,7 +41,8 @@ def find_files(text: str, glob: str | None) -> list[tuple[Path, str]]:
         raise TextError(f"{shown} cannot be read ({getattr(error, 'strerror', None) or error}); {_WANTED}") from None
     if not globbing.has_magic(text):
         raise TextError(f"{shown} does not exist; {_WANTED}")
-    found = _glob_files(path)
+    spelled = Path(*itertools.takewhile(lambda part: not globbing.has_magic(part), path.parts))
+    found = _named(_matches(path), spelled, "" if spelled == Path() else f"{last_name(spelled)}/")
     if not found:
         raise TextError(f"no file matches {shown}; {_WANTED}")
     return found
@@ -77,13 +81,6 @@ def _folder_files(folder: Path, prefix: str, glob: str | None) -> list[tuple[Pat
     if not found:
         raise TextError(f"folder {folder} has no file {wanted}; choose files with --glob, e.g. --glob '**/*.txt'")
     return found
-
-
-def _glob_files(pattern: Path) -> list[tuple[Path, str]]:
-    """List the files that a glob matches, named from the last folder that it spells out on."""
-    base = Path(*itertools.takewhile(lambda part: not globbing.has_magic(part), pattern.parts))
-    prefix = "" if base == Path() else f"{last_name(base)}/"
-    return _named(_matches(pattern), base, prefix)
 
 
 def _named(paths: Iterable[Path], base: Path, prefix: str) -> list[tuple[Path, str]]:

@@ -40,32 +40,15 @@ def _special(token: int | None) -> tuple[int, ...]:
     return () if token is None else (int(token),)
 
 
-@dataclass(frozen=True)
 class Segment:
     """The files of one build's or append's token stream."""
 
-    folder: Path
-    number: int
-
-    @property
-    def tokens(self) -> Path:
-        """The token stream."""
-        return self.folder / f"tokens-{self.number:05d}.npy"
-
-    @property
-    def docs(self) -> Path:
-        """The table of documents."""
-        return self.folder / f"docs-{self.number:05d}.npy"
-
-    @property
-    def sources(self) -> Path:
-        """The names of the documents' sources."""
-        return self.folder / f"docs-{self.number:05d}.json"
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """All of them."""
-        return self.tokens, self.docs, self.sources
+    def __init__(self, folder: Path, number: int):
+        self.folder = folder
+        self.tokens = folder / f"tokens-{number:05d}.npy"  # the stream
+        self.docs = folder / f"docs-{number:05d}.npy"  # the table of documents
+        self.sources = folder / f"docs-{number:05d}.json"  # the names of their sources
+        self.files = (self.tokens, self.docs, self.sources)
 
     def arrays(self, tokens: int, documents: int) -> tuple[ArrayFile, ArrayFile]:
         """Return the stream and the table as they are with so many tokens and documents."""

@@ -123,7 +123,7 @@ def _noted(kind: type[_Noted], job: Job) -> _Noted:
     return from_json(kind, job.state(_STEP), job.folder / f"{_STEP}.json")
 
 
-def _note(state: Progress, corpus: Corpus, job: Job, done: bool) -> None:
+def _note(state: Progress, corpus: Corpus, job: Job, *, done: bool = False) -> None:
     state.sha256 = corpus.checksums()
     state.problems = dict(corpus.problems)
     state.examples = corpus.examples
@@ -151,7 +151,7 @@ def _write(corpus: Corpus, tokenizer: Any, writer: Writer, job: Job, advance: Ad
         began = time.monotonic()
         if began >= due:
             writer.sync()
-            _note(state, corpus, job, done=False)
+            _note(state, corpus, job)
             cost = time.monotonic() - began  # grows with the number of sources
             due = time.monotonic() + max(CHECKPOINT_SECONDS, 20 * cost)
 
