@@ -108,8 +108,8 @@ def row(label: str, runs: list[Evaluation], model: KNNLM) -> dict[str, Any]:
         "lm_share": statistics.median(run.lm_share for run in runs),
         "search_share": statistics.median(run.search_share for run in runs),
         "other_share": statistics.median(run.mixing_share + run.rest_share for run in runs),
-        "lam": first.search.lam or 0.0,
-        "temperature": first.search.temperature or 1.0,
+        "lam": first.search.lam,
+        "temperature": first.search.temperature,
         "k": first.search.k,
         "nprobe": first.search.nprobe,
     }
@@ -144,11 +144,13 @@ def table(rows: list[dict[str, Any]], by_k: list[dict[str, float]], records: int
     alone = rows[0]["tokens_per_second"]
     for one in rows:
         speed = f"{one['retrievals_per_second']:,.0f}" if one["retrievals_per_second"] else "–"
+        settings = " | ".join(
+            "–" if one[name] is None else f"{one[name]:g}" for name in ("lam", "temperature", "k", "nprobe")
+        )
         lines.append(
             f"| {one['model']} | {one['perplexity']:.3f} | {one['tokens_per_second']:.0f} | "
             f"{one['tokens_per_second'] / alone:.0%} | {speed} | {one['lm_share']:.1%} | {one['search_share']:.1%} | "
-            f"{one['other_share']:.1%} | {one['lam']:g} | {one['temperature']:g} | {one['k'] or '–'} | "
-            f"{one['nprobe'] or '–'} |"
+            f"{one['other_share']:.1%} | {settings} |"
         )
     lines += ["", "| k | " + " | ".join(str(int(point["k"])) for point in by_k) + " |"]
     lines += ["|---|" + "---|" * len(by_k)]
