@@ -27,7 +27,7 @@ def test_a_store_is_a_folder_or_a_name_in_the_cache(monkeypatch, tmp_path):
     assert store_folder("cache:mine") == cache_dir() / "stores" / "mine"
 
 
-@pytest.mark.parametrize("name", ["", "cache:", "cache:a/b", "cache:../b", "cache:/b"])
+@pytest.mark.parametrize("name", ["cache:..", "", "cache:", "cache:a/b", "cache:../b", "cache:/b"])
 def test_a_name_that_leads_out_of_the_cache_is_refused(name):
     with pytest.raises(OptionError, match="cache:NAME"):
         store_folder(name)

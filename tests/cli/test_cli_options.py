@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from nearlm.cli.options import model_spec, show, tell
+from nearlm.cli.options import Output, model_spec, show
 from nearlm.model import ModelSpec
 from nearlm.store.datastore import Datastore
 
@@ -83,7 +83,7 @@ def test_what_was_found_is_told_as_a_table_or_as_json(capfd):
         def table(self):
             return "| a table |"
 
-    tell(Found(0.5), as_json=False)
+    Output().tell(Found(0.5))
     assert capfd.readouterr().out == "| a table |\n"
-    tell(Found(0.5), as_json=True)
+    Output(as_json=True).tell(Found(0.5))
     assert json.loads(capfd.readouterr().out) == {"value": 0.5}

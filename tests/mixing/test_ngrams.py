@@ -96,15 +96,6 @@ def test_contexts_end_where_their_document_begins():
     ]
 
 
-def test_a_vocabulary_of_any_size_does_not_overflow(tmp_path):
-    big = 2**31 - 2
-    documents = [[big, 5, big, 5, big], [5, big, 5, big, 5, 3]]
-    grams = np.array([token for document in documents for token in document], np.int32)
-    tables = ngrams.count_group(np.array([[big, 5, big, 5, big], [big, 5, big, 5, 3]], np.int32), np.array([5, 5]))
-    assert tables["tokens-4"].tolist() == [5] and tables["counts-4"].tolist() == [2]
-    assert tables["fertility-4"].tolist() == [2] and grams.max() == big
-
-
 def random_documents(seed=0):
     rng = np.random.default_rng(seed)
     return [(rng.zipf(1.4, rng.integers(1, 400)) % 50).tolist() for _ in range(20)]

@@ -103,5 +103,5 @@ def test_a_field_that_every_manifest_has_may_not_be_missing(store: Path, name):
 def test_a_step_is_written_as_its_command_line():
     step = Step("prune", {"method": "rank", "keep": 0.5, "count_self": True, "seed": None, "restart": False}, {"n": 1})
     assert str(step) == "prune --method rank --keep 0.5 --count-self"
-    assert step.same_as(Step("prune", dict(step.options))) and not step.same_as(Step("reduce", step.options))
-    assert not step.same_as(Step("prune", {**step.options, "keep": 0.4}))
+    assert step == Step("prune", dict(step.options)) and step != Step("reduce", step.options)
+    assert step != Step("prune", {**step.options, "keep": 0.4})

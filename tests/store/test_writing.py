@@ -70,11 +70,11 @@ def test_needs_are_said_and_refused_unless_they_may_be_less(tmp_path, monkeypatc
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(StoreError, match=r"needs 5\.0 kB, its disk has 1\.0 kB free; free some"):
-        announce_needs(tmp_path, 5000, 10, [], Reporter())
-    announce_needs(tmp_path, 5000, 10, [], Reporter(), at_most=True)
+        announce_needs([], 5000, 10, Reporter(), tmp_path, "free some")
+    announce_needs([], 5000, 10, Reporter(), tmp_path, "free some", at_most=True)
     assert "needs at most 5.0 kB of disk" in capsys.readouterr().err
     (tmp_path / "made").write_bytes(bytes(8192))
-    announce_needs(tmp_path, 5000, 10, [tmp_path / "made"], Reporter(quiet=True))
+    announce_needs([tmp_path / "made"], 5000, 10, Reporter(quiet=True), tmp_path, "free some")
 
 
 def test_a_path_is_seen_from_the_store(tmp_path):

@@ -25,7 +25,7 @@ def store_folder(store: str | Path) -> Path:
         with contextlib.suppress(RuntimeError):  # no such ~user
             return Path(store).expanduser()
         return Path(store)
-    if Path(name).name != name:
+    if Path(name).name != name or name == "..":
         raise OptionError(f"{str(store)!r} is no store in the cache; expected cache:NAME, with a NAME without slashes")
     return cache_dir() / "stores" / name
 

@@ -11,7 +11,7 @@ class ModelSpec:
     """Which model to load, and how; without a model it means a store's own."""
 
     model: str | None = None
-    """Hub id, model folder, .gguf file, or smollm2-135m. [default for --append: the store's]"""
+    """Hub id, model folder, .gguf file, or smollm2-135m. [default: the store's own]"""
     revision: str | None = None
     """Branch, tag or commit of a hub model."""
     trust_remote_code: bool = False

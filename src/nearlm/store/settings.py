@@ -66,7 +66,8 @@ class Tuned(SearchSettings):
 
 def read_defaults(layout: Layout) -> SearchSettings:
     """Read which index, adaptor and share of skipped searches are used when none is named."""
-    return read_if_there(SearchSettings, layout.defaults) or SearchSettings(index=DEFAULT)
+    noted = read_if_there(SearchSettings, layout.defaults) or SearchSettings()
+    return noted.over(SearchSettings(index=DEFAULT))
 
 
 def write_defaults(layout: Layout, settings: SearchSettings) -> None:
