@@ -157,15 +157,15 @@ def opened(kind: Kind, store: Datastore, folder: Path) -> tuple[SearchIndex, obj
         axes, shift = matrix(principal_axes(sample, kind.spec.pca, kind.spec.eigen_power))
         rotation, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(kind.spec.pca,) * 2))
         index.transform = linear_transform(rotation @ axes, rotation @ shift)
-        index.faiss.train(index.transformed(sample))
+        index.faiss.train(index.transform_keys(sample))
     second = faiss.index_factory(kind.spec.pca, "SQ8") if kind.second else None
     if second is not None:
-        second.train(index.transformed(sample))
+        second.train(index.transform_keys(sample))
     for start in range(0, len(store), 1 << 14):
         block = store.keys[start : start + (1 << 14)].astype(np.float32)
         index.add(block)
         if second is not None:
-            second.add(index.transformed(block))
+            second.add(index.transform_keys(block))
     write_parts(index, IndexData(folder))
     return read_parts(IndexData(folder), kind.spec), second, time.perf_counter() - started
 
@@ -176,7 +176,7 @@ def searcher(index: SearchIndex, second: object) -> Search:
         return lambda queries, k: index.search(queries, k, ordered=False)
     stages = faiss.IndexRefine(index.faiss, second)
     stages.k_factor = 1
-    return lambda queries, k: stages.search(index.transformed(queries), k)
+    return lambda queries, k: stages.search(index.transform_keys(queries), k)
 
 
 def speed(search: Search, queries: np.ndarray, k: int) -> float:

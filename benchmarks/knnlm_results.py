@@ -71,7 +71,7 @@ def main() -> None:
     ):
         point = tuned["vanilla"].paper if label.endswith("T=1") else tuned[label].best
         k = point.k if distances == "index" else EXACT_K
-        settings = SearchSettings(lam=point.lam, temperature=point.temperature, k=k)
+        settings = SearchSettings(lam=point.lam, knn_temperature=point.knn_temperature, k=k)
         models[label] = KNNLM(lm, store, Memory.of(Retriever(store, index, distances=distances), settings))
     runs: dict[str, list[Evaluation]] = {label: [] for label in models}
     for _ in range(args.rounds):
@@ -109,7 +109,7 @@ def row(label: str, runs: list[Evaluation], model: KNNLM) -> dict[str, Any]:
         "search_share": statistics.median(run.search_share for run in runs),
         "other_share": statistics.median(run.mixing_share + run.rest_share for run in runs),
         "lam": first.search.lam,
-        "temperature": first.search.temperature,
+        "knn_temperature": first.search.knn_temperature,
         "k": first.search.k,
         "nprobe": first.search.nprobe,
     }
@@ -145,7 +145,7 @@ def table(rows: list[dict[str, Any]], by_k: list[dict[str, float]], records: int
     for one in rows:
         speed = f"{one['retrievals_per_second']:,.0f}" if one["retrievals_per_second"] else "–"
         settings = " | ".join(
-            "–" if one[name] is None else f"{one[name]:g}" for name in ("lam", "temperature", "k", "nprobe")
+            "–" if one[name] is None else f"{one[name]:g}" for name in ("lam", "knn_temperature", "k", "nprobe")
         )
         lines.append(
             f"| {one['model']} | {one['perplexity']:.3f} | {one['tokens_per_second']:.0f} | "

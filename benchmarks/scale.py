@@ -87,8 +87,8 @@ def searched(  # type: ignore[no-untyped-def]
         times.append(time.perf_counter() - begun)
     best_d, best = np.full((QUERIES, K), np.inf, np.float32), np.full((QUERIES, K), -1)
     for number in range(blocks):
-        keys = index.transformed(block(number, min(BLOCK, records - number * BLOCK)))
-        d, i = faiss.knn(index.transformed(queries), keys, K)
+        keys = index.transform_keys(block(number, min(BLOCK, records - number * BLOCK)))
+        d, i = faiss.knn(index.transform_keys(queries), keys, K)
         d, i = np.hstack([best_d, d]), np.hstack([best, i + number * BLOCK])
         order = np.argsort(d, axis=1)[:, :K]
         best_d, best = np.take_along_axis(d, order, 1), np.take_along_axis(i, order, 1)

@@ -59,11 +59,11 @@ def load_knnlm(store, model=None, *, knn=True, **settings) -> KNNLM:
 
 
 def memory_of(retriever, *, gate=None, **settings) -> Memory | None:
-    """Make a memory; with a gate, T and k are its adaptor's unless they are given."""
+    """Make a memory; with a gate, T and k are its gate's unless they are given."""
     if retriever is None:
         return None
     wished = SearchSettings(**settings)
-    return Memory.of(retriever, wished if gate is None else wished.over(gate.adaptor.settings), gate)
+    return Memory.of(retriever, wished if gate is None else wished.over(gate.settings), gate)
 
 
 def knnlm_of(lm, store, retriever, **settings) -> KNNLM:

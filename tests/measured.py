@@ -60,7 +60,7 @@ def about() -> About:
         title="A memory of the Python documentation",
         text="SmolLM2-135M has seen little of the newest Python documentation. Here it gets a memory of the "
         "training part of that documentation, and is then asked to predict pages that neither it nor the memory has "
-        "seen. Nothing is trained but the small adaptor that decides when to ask.",
+        "seen. Nothing is trained but the small gate that decides when to ask.",
         model="smollm2-135m",
         records=RECORDS,
         dim=DIM,
@@ -84,13 +84,13 @@ def about() -> About:
 
 
 def setup(records: int = RECORDS, dim: int = DIM, code: int = 256, kind: str = "auto", **search: object) -> Setup:
-    settings = SearchSettings(**{"nprobe": 24, "k": 1024, "temperature": 24.0, "lam": 0.6, **search})
+    settings = SearchSettings(**{"nprobe": 24, "k": 1024, "knn_temperature": 24.0, "lam": 0.6, **search})
     return Setup(records, dim, 2 * records * dim, code * records, kind, settings)
 
 
 def baseline() -> MainTable:
     def row(name: str, ppl: float, speed: float, searches: float, temperature: float, lam: float) -> Row:
-        return Row(name, ppl, speed, searches_per_second=searches, setup=setup(temperature=temperature, lam=lam))
+        return Row(name, ppl, speed, searches_per_second=searches, setup=setup(knn_temperature=temperature, lam=lam))
 
     rows = [
         Row("NLM", _NLM, 323.0),
@@ -105,7 +105,7 @@ def baseline() -> MainTable:
 
 def main_table() -> MainTable:
     def row(name: str, ppl: float, speed: float, *, skipped: float = 0.0, **more: object) -> Row:
-        paper = {"kind": "IVF1024,PQ64", "nprobe": 32, "temperature": 30.0, "lam": 0.55}
+        paper = {"kind": "IVF1024,PQ64", "nprobe": 32, "knn_temperature": 30.0, "lam": 0.55}
         memory = setup(**{**paper, "code": 64 if speed < 300 else 256, **more})
         extra = 1e6 / speed - 1e6 / 323
         return Row(name, ppl, speed, extra, name in ("kNN-LM", "+ All"), skipped=skipped, setup=memory)
@@ -174,7 +174,7 @@ def ablation() -> Ablation:
         features=features,
         objectives={"classification": curve(_VANILLA, 2.6)},
         speed=PartSpeed(
-            seconds_per_token={"lm": 0.0031, "search": 0.00078, "adaptor": 2e-5},
+            seconds_per_token={"lm": 0.0031, "search": 0.00078, "gate": 2e-5},
             tokens_per_second=[1 / (0.00312 + (1 - share) * 0.00078) for share in _SHARES],
         ),
     )

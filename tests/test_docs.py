@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nearlm.cli import app
-from nearlm.cli.app import spelled_out
+from nearlm.cli.app import spell_out
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -22,7 +22,7 @@ def shown(pattern: str) -> list[str]:
 
 @pytest.mark.parametrize("command", shown(r"nearlm "))
 def test_a_documented_command_parses(command):
-    app.parse_args(list(spelled_out(shlex.split(command)[1:])), print_error=False, exit_on_error=False)
+    app.parse_args(list(spell_out(shlex.split(command)[1:])), print_error=False, exit_on_error=False)
 
 
 @pytest.mark.parametrize("command", shown(r"(\.venv/bin/)?python benchmarks/"))

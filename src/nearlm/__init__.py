@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nearlm.base import NearLMError
     from nearlm.knnlm import KNNLM, attach
-    from nearlm.mixing import Adaptor, Memory
+    from nearlm.mixing import Gate, Memory
     from nearlm.model import ModelSpec
     from nearlm.model.lm import LM
     from nearlm.search import Retriever, build_index, faiss_index
@@ -19,9 +19,9 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "KNNLM",
     "LM",
-    "Adaptor",
     "BuildOptions",
     "Datastore",
+    "Gate",
     "Memory",
     "ModelSpec",
     "NearLMError",

@@ -11,7 +11,7 @@ import pytest
 from refusals import is_refusal
 
 from nearlm import __version__
-from nearlm.cli.app import spelled_out
+from nearlm.cli.app import spell_out
 from nearlm.store import builder
 from nearlm.store.datastore import Datastore
 
@@ -21,7 +21,7 @@ def subprocess_run(*arguments: object, **options) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, timeout=100, **options)
 
 
-COMMANDS = "build info verify reduce prune index tune adapt eval generate ablate sweep optimize demo reproduce".split()
+COMMANDS = "build info verify reduce prune index tune gate eval generate ablate sweep optimize demo reproduce".split()
 
 
 def test_help_lists_the_commands(nearlm):
@@ -173,7 +173,7 @@ def test_interrupting_a_build_says_that_it_can_go_on(nearlm, monkeypatch, store)
 
     monkeypatch.setattr(builder, "build", interrupt)
     command = ("build", "--model", "m", "--text", "t", "--out", "o")
-    assert nearlm(*command) == (130, "", "nearlm: interrupted; the same command goes on where it stopped\n")
+    assert nearlm(*command) == (130, "", "nearlm: interrupted; the same command resumes where it stopped\n")
     monkeypatch.setattr(Datastore, "verify", interrupt)
     assert nearlm("verify", store) == (130, "", "nearlm: interrupted\n")
 
@@ -193,7 +193,7 @@ def test_ctrl_c_leaves_a_build_that_goes_on(tmp_path, model_folder, nearlm):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert err.splitlines()[-1] == "nearlm: interrupted; the same command goes on where it stopped"
+    assert err.splitlines()[-1] == "nearlm: interrupted; the same command resumes where it stopped"
     assert "Traceback" not in err
     code, _, err = nearlm(*command, "--max-tokens", 100)
     assert code == 2
@@ -246,4 +246,4 @@ def test_closed_output_and_other_encodings_do_no_harm(store):
     ],
 )
 def test_a_lone_hyphen_is_stdin_and_debug_is_no_option_of_a_command(typed, expected):
-    assert list(spelled_out(typed)) == expected
+    assert list(spell_out(typed)) == expected

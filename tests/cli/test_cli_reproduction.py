@@ -5,7 +5,7 @@ import pytest
 from nearlm.paper import report, reproduction
 from nearlm.paper.reproduction import ALL_PARTS, DEMO_PARTS
 from nearlm.paper.results import Results
-from nearlm.paper.settings import DEMO, SETTINGS, sized
+from nearlm.paper.settings import DEMO, SETTINGS, resize
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_the_demo_runs_its_own_setting_and_parts(nearlm, tmp_path, asked):
     code, out, err = nearlm("demo", "--out", tmp_path / "demo", "--max-tokens", 8000, "-q")
     assert (code, err) == (0, "") and out.rstrip().endswith(str(tmp_path / "demo" / "report.html"))
     (run,) = asked
-    assert run["setting"] == sized(DEMO, 8000) and run["parts"] == DEMO_PARTS and run["quiet"]
+    assert run["setting"] == resize(DEMO, 8000) and run["parts"] == DEMO_PARTS and run["quiet"]
     assert run["folder"] == tmp_path / "demo" and run["finetune_tokens"] is None
     assert run["command"] == f"nearlm demo --out {tmp_path / 'demo'} --max-tokens 8000 -q"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from nearlm.base import OptionError
-from nearlm.cli.console import explained, write_continuation
+from nearlm.cli.console import format_explanation, write_continuation
 from nearlm.knnlm import KNNLM, Explanation
 from nearlm.store import Context, SearchSettings
 
@@ -13,11 +13,11 @@ OPTIONS = {"chat": False, "seed": 0, "explain": False, "max_new_tokens": 5, "do_
 def test_a_token_is_explained_with_its_nearest_contexts():
     far = Context("b.txt", 3, "x" * 80, "tail")
     nearest = [(0.5, Context("a.txt", 12, "the\n  licence ", " grants")), (12.25, far)]
-    lines = explained(Explanation(" grants", 0.125, 0.5, 0.3125, 0.5, nearest)).splitlines()
+    lines = format_explanation(Explanation(" grants", 0.125, 0.5, 0.3125, 0.5, nearest)).splitlines()
     assert lines[0] == "' grants'          p_LM 0.1250  p_kNN 0.5000  λ 0.50  p 0.3125"
     assert lines[1].split() == ["0.50", "…the", "licence", "→", "'", "grants'", "(a.txt,", "12)"]
     assert lines[2] == f"{'':6}   12.25  …{'x' * 60} → 'tail'  (b.txt, 3)" and len(lines) == 3
-    assert "\n" not in explained(Explanation("x", 1.0, 0.0, 1.0, 0.0, []))
+    assert "\n" not in format_explanation(Explanation("x", 1.0, 0.0, 1.0, 0.0, []))
 
 
 @pytest.fixture(scope="module")

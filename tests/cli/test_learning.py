@@ -1,29 +1,25 @@
-"""From an index to an adaptor, as a user types it."""
+"""From an index to a gate, as a user types it."""
 
 import json
 
 
-def test_from_an_index_to_an_adaptor(nearlm, text_store):
+def test_from_an_index_to_an_gate(nearlm, text_store):
     valid = text_store.parent / "valid.txt"
     nearlm("index", text_store, "-q")
     nearlm("tune", text_store, "--text", valid, "-q")
-    code, out, err = nearlm("eval", text_store, "--text", valid, "--adaptor", "nothing", "-q")
-    assert code == 2 and "nearlm adapt" in err and err.count("\n") == 1
-    code, out, err = nearlm("adapt", text_store, "--text", valid)
+    code, out, err = nearlm("eval", text_store, "--text", valid, "--gate", "nothing", "-q")
+    assert code == 2 and "nearlm gate" in err and err.count("\n") == 1
+    code, out, err = nearlm("gate", text_store, "--text", valid)
     assert code == 0 and "50 % skipped" in out and "few to learn from" in err
-    code, out, _ = nearlm(
-        "adapt", text_store, "--text", valid, "-q", "--json", "--adaptor", "other", "--features", "fert"
-    )
+    code, out, _ = nearlm("gate", text_store, "--text", valid, "-q", "--json", "--gate", "other", "--features", "fert")
     made = json.loads(out)
     assert code == 0 and made["shape"]["features"] == ["fert"] and len(made["thresholds"]) == 99
-    code, out, _ = nearlm("eval", text_store, "--text", valid, "-q", "--json", "--adaptor", "other", "--skip", 0.5)
+    code, out, _ = nearlm("eval", text_store, "--text", valid, "-q", "--json", "--gate", "other", "--skip", 0.5)
     found = json.loads(out)
     assert code == 0 and found["retrievals"] == round((1 - found["skipped"]) * found["tokens"])
     assert 0.2 < found["skipped"] < 0.8
-    code, out, _ = nearlm(
-        "eval", text_store, "--text", valid, "-q", "--adaptor", "other", "--skip", "auto", "--budget", 1
-    )
-    assert code == 0 and "skipped" in out and "adaptor share" in out
+    code, out, _ = nearlm("eval", text_store, "--text", valid, "-q", "--gate", "other", "--skip", "auto", "--budget", 1)
+    assert code == 0 and "skipped" in out and "gate share" in out
     generated = nearlm(
         "generate",
         text_store,
@@ -31,7 +27,7 @@ def test_from_an_index_to_an_adaptor(nearlm, text_store):
         "the",
         "--max-new-tokens",
         4,
-        "--adaptor",
+        "--gate",
         "other",
         "--skip",
         "0.5",
@@ -39,7 +35,7 @@ def test_from_an_index_to_an_adaptor(nearlm, text_store):
     )
     assert generated[0] == 0 and generated[1].count("p_kNN") == 4
     assert nearlm("verify", text_store)[0] == 0
-    weights = text_store / "adaptor" / "other" / "adaptor.safetensors"
+    weights = text_store / "gate" / "other" / "gate.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     code, _, err = nearlm("verify", text_store)
-    assert code == 2 and "adaptor.safetensors" in err
+    assert code == 2 and "gate.safetensors" in err

@@ -1,11 +1,11 @@
-"""Stores with adaptors, texts, and a kNN-LM in float64."""
+"""Stores with gates, texts, and a kNN-LM in float64."""
 
 import pytest
 from gated import SETTINGS, WINDOW, untrained
 
 from calls import build, build_index, load_knnlm
 from nearlm.base import files
-from nearlm.mixing.adaptor import save_adaptor
+from nearlm.mixing.gate import save_gate
 from nearlm.mixing.ngrams import build_ngrams
 from nearlm.model.lm import LM
 from nearlm.search.retriever import Retriever
@@ -32,7 +32,7 @@ def store(tmp_path_factory, double_lm):
         ("counts", "learned", ("freq", "fert")),
         ("constant", "constant", ("keys", "conf", "ent", "fert")),
     ):
-        save_adaptor(made.layout.adaptor(name), *untrained(made, double_lm, weight, features))
+        save_gate(made.layout.gate(name), *untrained(made, double_lm, weight, features))
     return made
 
 
@@ -65,4 +65,4 @@ def knnlm(tmp_path_factory, tokenizer):
     lm = LM(make_llama(seed=3).double(), tokenizer, name="double")
     store = build(lm, str(folder / "text.txt"), folder / "store", window=64, key_dtype="float32", quiet=True)
     build_index(store, "flat", quiet=True)
-    return load_knnlm(store, lm, lam=0.5, temperature=3.0, k=32)
+    return load_knnlm(store, lm, lam=0.5, knn_temperature=3.0, k=32)

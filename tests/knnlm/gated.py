@@ -1,12 +1,12 @@
-"""Adaptors that nobody trained, and what they make of a text by the equations alone."""
+"""Gates that nobody trained, and what they make of a text by the equations alone."""
 
 import numpy as np
 import torch
 
-from nearlm.mixing import adapting
-from nearlm.mixing.adapting import AdaptorInfo, HeldOut, TrainingInfo
-from nearlm.mixing.adaptor_network import AdaptorNetwork, Inputs, scalar_columns
-from nearlm.mixing.adaptor_training import thresholds_of
+from nearlm.mixing import gate_learning
+from nearlm.mixing.gate_learning import GateInfo, HeldOut, TrainingInfo
+from nearlm.mixing.gate_network import GateNetwork, Inputs, scalar_columns
+from nearlm.mixing.gate_training import thresholds_of
 from nearlm.mixing.ngrams import NGrams, last_tokens
 from nearlm.search.retriever import Retriever
 from nearlm.store import SearchSettings
@@ -20,13 +20,13 @@ PROMPTS = ["the licence grants", "any person who uses copies of the software", "
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
 
-SETTINGS = {"k": 32, "temperature": 3.0, "nprobe": None, "distances": "index"}
+SETTINGS = {"k": 32, "knn_temperature": 3.0, "nprobe": None, "distances": "index"}
 
 
 def untrained(store, lm, weight, features):
-    """An adaptor whose random λ depends strongly on its features, with thresholds from the store's own contexts."""
+    """A gate whose random λ depends strongly on its features, with thresholds from the store's own contexts."""
     torch.manual_seed(5)
-    network, shape = AdaptorNetwork(Inputs(store.dim, features)), Inputs(store.dim, features)
+    network, shape = GateNetwork(Inputs(store.dim, features)), Inputs(store.dim, features)
     rng, places = np.random.default_rng(0), np.arange(0, len(store), 3)
     counts = NGrams.open(store).look_up(last_tokens(store.tokens[:], store.document_bounds, store.origin.take(places)))
     scalars = scalar_columns(shape, len(places), rng.uniform(size=len(places)), rng.uniform(size=len(places)), counts)
@@ -38,11 +38,11 @@ def untrained(store, lm, weight, features):
                 part.weight.mul_(3)
     log_lam = network.log_weights(keys, scalars)[:, 0]
     held_out = HeldOut(900, "documents", 12.0, 10.0, 0.1, 0.01, [9.0] * 101, [0.0] * 101, [9.0] * 101)
-    info = AdaptorInfo(
-        format=adapting.FORMAT,
+    info = GateInfo(
+        format=gate_learning.FORMAT,
         shape=shape,
         store=store.checksum,
-        search=adapting.search_hash(Retriever(store)),
+        search=gate_learning.search_hash(Retriever(store)),
         model=lm.fingerprint(),
         text="",
         settings=SearchSettings(index="default", **SETTINGS),
@@ -57,7 +57,7 @@ def untrained(store, lm, weight, features):
     return network, info
 
 
-def by_hand(lm, store, adaptor, ids, skip):
+def by_hand(lm, store, gate, ids, skip):
     """λ and log p of every next token of a sequence from one full forward pass and the equations."""
     seen = []
     hook = lm.tap.module.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
@@ -66,15 +66,15 @@ def by_hand(lm, store, adaptor, ids, skip):
     hook.remove()
     queries, p_lm = seen[0][0].numpy(), np.exp(log_lm)
     contexts = last_tokens(np.asarray(ids), np.array([0, len(ids) + 1]), np.arange(1, len(ids) + 1))
-    log_lam = adaptor.log_weights(queries, p_lm.max(1), -(p_lm * log_lm).sum(1), contexts)[:, 0]
-    lam = np.where(log_lam >= adaptor.threshold(skip), np.exp(log_lam), 0.0)
+    log_lam = gate.log_weights(queries, p_lm.max(1), -(p_lm * log_lm).sum(1), contexts)[:, 0]
+    lam = np.where(log_lam >= gate.threshold_at(skip), np.exp(log_lam), 0.0)
     keys, values = store.keys[:].astype(np.float64), store.values[:]
     p = p_lm.copy()
     for row, query in enumerate(queries):
         if lam[row]:
             d = ((keys - query) ** 2).sum(1)
             near = np.argsort(d, kind="stable")[: SETTINGS["k"]]
-            mass = np.exp(-(d[near] - d[near][0]) / SETTINGS["temperature"])
+            mass = np.exp(-(d[near] - d[near][0]) / SETTINGS["knn_temperature"])
             p[row] *= 1 - lam[row]
             np.add.at(p[row], values[near], lam[row] * mass / mass.sum())
     return lam, np.log(p)

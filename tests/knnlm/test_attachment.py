@@ -6,15 +6,15 @@ from gated import PROMPTS, by_hand
 
 from calls import attach, load_knnlm
 from nearlm.base.errors import ModelError, OptionError
-from nearlm.mixing.adaptor import Adaptor
+from nearlm.mixing.gate import Gate
 from nearlm.model.lm import LM
 from tiny import make_llama
 
 
-def greedy(lm, store, adaptor, ids, skip, steps):
+def greedy(lm, store, gate, ids, skip, steps):
     ids = list(ids)
     for _ in range(steps):
-        ids.append(int(by_hand(lm, store, adaptor, ids, skip)[1][-1].argmax()))
+        ids.append(int(by_hand(lm, store, gate, ids, skip)[1][-1].argmax()))
         if ids[-1] == lm.tokenizer.eos_token_id:
             break
     return ids
@@ -22,35 +22,35 @@ def greedy(lm, store, adaptor, ids, skip, steps):
 
 @pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"prefill_chunk_size": 3}])
 def test_greedy_generation_equals_recomputing_the_whole_context(double_lm, store, options):
-    knnlm, adaptor = load_knnlm(store, double_lm, adaptor="counts", skip=0.3), Adaptor.load(store, "counts")
+    knnlm, gate = load_knnlm(store, double_lm, gate="counts", skip=0.3), Gate.load(store, "counts")
     for prompt in PROMPTS[:2]:
         start, new = knnlm.generate_ids([prompt], max_new_tokens=10, do_sample=False, **options)[0]
-        assert start + new == greedy(double_lm, store, adaptor, start, 0.3, 10)
+        assert start + new == greedy(double_lm, store, gate, start, 0.3, 10)
 
 
 def test_beams_with_and_without_a_cache_agree(double_lm, store):
-    knnlm = load_knnlm(store, double_lm, adaptor="learned", skip=0.4)
+    knnlm = load_knnlm(store, double_lm, gate="learned", skip=0.4)
     options = {"max_new_tokens": 8, "num_beams": 4, "do_sample": False}
     assert knnlm.generate(PROMPTS, **options) == knnlm.generate(PROMPTS, use_cache=False, **options)
 
 
 def test_a_batch_with_left_padding_gives_what_single_prompts_give(double_lm, store):
-    knnlm = load_knnlm(store, double_lm, adaptor="counts", skip=0.3)
+    knnlm = load_knnlm(store, double_lm, gate="counts", skip=0.3)
     together = knnlm.generate(PROMPTS, max_new_tokens=8, do_sample=False)
     assert together == [knnlm.generate(prompt, max_new_tokens=8, do_sample=False) for prompt in PROMPTS]
 
 
 def test_attach_refuses_a_temperature_that_the_gate_was_not_trained_with(double_lm, store):
-    knnlm = load_knnlm(store, double_lm, adaptor="learned")
+    knnlm = load_knnlm(store, double_lm, gate="learned")
     with (
-        pytest.raises(OptionError, match="temperature=3"),
-        attach(double_lm, knnlm.retriever, gate=knnlm.gate, temperature=1.0),
+        pytest.raises(OptionError, match="knn_temperature=3"),
+        attach(double_lm, knnlm.retriever, gate=knnlm.gate, knn_temperature=1.0),
     ):
         pass
 
 
 def test_gradients_flow_through_an_attached_model(double_lm, store):
-    knnlm = load_knnlm(store, double_lm, adaptor="learned", skip=0.4)
+    knnlm = load_knnlm(store, double_lm, gate="learned", skip=0.4)
     ids = torch.tensor([[0, *double_lm.tokenizer(PROMPTS[1])["input_ids"]]])
     with attach(double_lm, knnlm.retriever, gate=knnlm.gate) as model:
         model(ids, labels=ids).loss.backward()
@@ -60,7 +60,7 @@ def test_gradients_flow_through_an_attached_model(double_lm, store):
 
 def test_attach_recomputes_the_loss_and_always_unhooks(knnlm):
     ids = torch.tensor([[0, *knnlm.lm.tokenizer(PROMPTS[1])["input_ids"]]])
-    options = {"lam": 0.5, "temperature": 3.0, "k": 32}
+    options = {"lam": 0.5, "knn_temperature": 3.0, "k": 32}
     with attach(knnlm.lm, knnlm.retriever, **options) as model:
         output = model(ids, labels=ids)
         as_tuple = model(ids, labels=ids, return_dict=False)
@@ -74,7 +74,7 @@ def test_attach_recomputes_the_loss_and_always_unhooks(knnlm):
     assert "forward" not in vars(knnlm.lm.model)
 
 
-@pytest.mark.parametrize("wrong", [{"lam": 1.5}, {"lam": 0.5, "temperature": 0.0}, {"lam": 0.5, "k": 0}])
+@pytest.mark.parametrize("wrong", [{"lam": 1.5}, {"lam": 0.5, "knn_temperature": 0.0}, {"lam": 0.5, "k": 0}])
 def test_attach_refuses_what_makes_no_mixture(knnlm, wrong):
     with pytest.raises(OptionError, match="expected"), attach(knnlm.lm, knnlm.retriever, **wrong):
         pass
@@ -89,7 +89,7 @@ def test_attach_refuses_a_model_that_did_not_make_the_store(knnlm):
 
 def test_attach_follows_logits_to_keep(knnlm):
     ids = torch.tensor([[0, *knnlm.lm.tokenizer(PROMPTS[1])["input_ids"]]])
-    with attach(knnlm.lm, knnlm.retriever, lam=0.5, temperature=3.0, k=32) as model, torch.no_grad():
+    with attach(knnlm.lm, knnlm.retriever, lam=0.5, knn_temperature=3.0, k=32) as model, torch.no_grad():
         whole = model(ids).logits
         torch.testing.assert_close(model(ids, logits_to_keep=2).logits, whole[:, -2:])
         picked = torch.tensor([0, 3])

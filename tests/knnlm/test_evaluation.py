@@ -53,7 +53,7 @@ def plain_knn_lm(model, tokenizer, text, store, lam, temperature, k, stride=WIND
 
 @pytest.mark.parametrize("stride", [WINDOW, 16])
 def test_perplexity_equals_a_plain_numpy_implementation(lm, store, test_text, stride):
-    knnlm = load_knnlm(store, lm, index="flat", lam=0.4, temperature=5.0, k=64)
+    knnlm = load_knnlm(store, lm, index="flat", lam=0.4, knn_temperature=5.0, k=64)
     result = evaluate(knnlm, str(test_text), stride=stride)
     log_lm, logp = plain_knn_lm(lm.model, lm.tokenizer, test_text.read_text(), store, 0.4, 5.0, 64, stride)
     assert result.tokens == len(logp)
@@ -71,10 +71,10 @@ def test_without_knn_it_is_the_lm_alone(lm, store, test_text):
 
 
 def test_score_attach_and_evaluate_agree(lm, store, test_text):
-    knnlm = load_knnlm(store, lm, index="flat", lam=0.3, temperature=4.0, k=100)
+    knnlm = load_knnlm(store, lm, index="flat", lam=0.3, knn_temperature=4.0, k=100)
     scores = knnlm.score(test_text.read_text())
     ids = [lm.tokenizer.bos_token_id, *scores.tokens[: WINDOW - 1].tolist()]
-    with attach(lm, knnlm.retriever, lam=0.3, temperature=4.0, k=100) as model, torch.no_grad():
+    with attach(lm, knnlm.retriever, lam=0.3, knn_temperature=4.0, k=100) as model, torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0]
     np.testing.assert_allclose(logits.exp().sum(-1), 1.0, rtol=1e-4)
     attached = logits[torch.arange(WINDOW - 1), torch.tensor(ids[1:])]

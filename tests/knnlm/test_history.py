@@ -1,4 +1,4 @@
-"""The tokens that only a cache knows of: seen by the adaptor in every kind of generation."""
+"""The tokens that only a cache knows of: seen by the gate in every kind of generation."""
 
 import copy
 import inspect
@@ -10,12 +10,12 @@ from gated import CLOSE, PROMPTS
 
 from calls import attach, load_knnlm
 from nearlm.base.errors import ModelError
-from nearlm.mixing.adaptor import Gate
+from nearlm.mixing.gate import Gate
 
 
 @pytest.fixture
 def watched(monkeypatch, double_lm):
-    """What the adaptor was told of the past, and the whole sequences that `generate` had in hand at that moment."""
+    """What the gate was told of the past, and the whole sequences that `generate` had in hand at that moment."""
     told, whole, real = [], [], Gate.weights
     prepare = double_lm.model.prepare_inputs_for_generation
 
@@ -45,10 +45,10 @@ def watched(monkeypatch, double_lm):
         {"do_sample": False, "num_beams": 3, "cache_implementation": "static", "disable_compile": True},
     ],
 )
-def test_the_adaptor_sees_the_last_tokens_of_every_row(double_lm, store, watched, options):
+def test_the_gate_sees_the_last_tokens_of_every_row(double_lm, store, watched, options):
     told, whole = watched
     torch.manual_seed(0)
-    knnlm = load_knnlm(store, double_lm, adaptor="counts", skip=0.3)
+    knnlm = load_knnlm(store, double_lm, gate="counts", skip=0.3)
     knnlm.generate(PROMPTS, max_new_tokens=8, **options)
     assert len(told) == len(whole) > 4
     for contexts, sequences in zip(told, whole, strict=True):
@@ -58,7 +58,7 @@ def test_the_adaptor_sees_the_last_tokens_of_every_row(double_lm, store, watched
 
 
 def test_a_loop_of_ones_own_with_a_cache_sees_the_whole_past(double_lm, store):
-    knnlm = load_knnlm(store, double_lm, adaptor="learned", skip=0.3)
+    knnlm = load_knnlm(store, double_lm, gate="learned", skip=0.3)
     ids = torch.tensor([[0, *double_lm.tokenizer(PROMPTS[1])["input_ids"]]]).repeat(2, 1)
     ids[1, -2] = 17
     with attach(double_lm, knnlm.retriever, gate=knnlm.gate) as model, torch.no_grad():
@@ -76,7 +76,7 @@ def test_a_loop_of_ones_own_with_a_cache_sees_the_whole_past(double_lm, store):
 
 
 def test_a_past_that_nobody_saw_is_refused(double_lm, store):
-    knnlm = load_knnlm(store, double_lm, adaptor="counts", skip=0.3)
+    knnlm = load_knnlm(store, double_lm, gate="counts", skip=0.3)
     ids = torch.tensor([[0, 5, 6, 7]])
     with torch.no_grad():
         cache = double_lm.model(ids, use_cache=True).past_key_values

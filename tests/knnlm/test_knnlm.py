@@ -91,7 +91,7 @@ def test_explain_tells_what_memory_and_model_thought(knnlm):
 
 
 def test_nonsense_settings_are_refused(knnlm):
-    for options in ({"lam": 1.5}, {"lam": -0.1}, {"lam": 0.5, "temperature": 0.0}, {"lam": 0.5, "k": 0}):
+    for options in ({"lam": 1.5}, {"lam": -0.1}, {"lam": 0.5, "knn_temperature": 0.0}, {"lam": 0.5, "k": 0}):
         with pytest.raises(OptionError):
             knnlm_of(knnlm.lm, knnlm.store, knnlm.retriever, **options)
     with pytest.raises(OptionError, match="chat template"):

@@ -1,4 +1,4 @@
-"""Scoring with an adaptor: plain kNN-LM, the LM alone, the equations, and only those searched that ask."""
+"""Scoring with a gate: plain kNN-LM, the LM alone, the equations, and only those searched that ask."""
 
 import numpy as np
 import pytest
@@ -7,25 +7,25 @@ from gated import PROMPTS, WINDOW, by_hand
 
 from calls import attach, evaluate, knnlm_of, load_knnlm
 from nearlm.base.errors import OptionError
-from nearlm.mixing.adaptor import Adaptor
+from nearlm.mixing.gate import Gate
 from tiny import make_text
 
 
-def test_a_constant_adaptor_that_skips_nothing_is_plain_knn_lm(double_lm, store, test_text):
+def test_a_constant_gate_that_skips_nothing_is_plain_knn_lm(double_lm, store, test_text):
     plain = evaluate(load_knnlm(store, double_lm), str(test_text))
-    gated = evaluate(load_knnlm(store, double_lm, adaptor="constant", skip=0), str(test_text))
+    gated = evaluate(load_knnlm(store, double_lm, gate="constant", skip=0), str(test_text))
     assert gated.perplexity == pytest.approx(plain.perplexity, rel=1e-9)
     assert plain.perplexity != pytest.approx(plain.nlm_perplexity, rel=1e-3)
-    assert (gated.skipped, gated.retrievals, gated.search.adaptor) == (0.0, gated.tokens, "constant")
+    assert (gated.skipped, gated.retrievals, gated.search.gate) == (0.0, gated.tokens, "constant")
 
 
-def test_an_adaptor_that_skips_all_is_the_lm_and_searches_nothing(double_lm, store, test_text, searches):
+def test_an_gate_that_skips_all_is_the_lm_and_searches_nothing(double_lm, store, test_text, searches):
     alone = evaluate(load_knnlm(store, double_lm, knn=False), str(test_text))
     for name in ("learned", "constant"):
-        gated = evaluate(load_knnlm(store, double_lm, adaptor=name, skip=1.0), str(test_text))
+        gated = evaluate(load_knnlm(store, double_lm, gate=name, skip=1.0), str(test_text))
         assert gated.perplexity == gated.nlm_perplexity == alone.perplexity
         assert (gated.skipped, gated.retrievals, gated.retrievals_per_second) == (1.0, 0, None)
-    knnlm = load_knnlm(store, double_lm, adaptor="learned", skip=1.0)
+    knnlm = load_knnlm(store, double_lm, gate="learned", skip=1.0)
     plain = knnlm_of(double_lm, store, None)
     assert knnlm.generate(PROMPTS, max_new_tokens=5, do_sample=False) == plain.generate(
         PROMPTS, max_new_tokens=5, do_sample=False
@@ -36,16 +36,16 @@ def test_an_adaptor_that_skips_all_is_the_lm_and_searches_nothing(double_lm, sto
 
 @pytest.mark.parametrize("name", ["learned", "counts"])
 def test_scores_and_attached_logits_equal_the_equations(double_lm, store, name, searches):
-    adaptor, skip = Adaptor.load(store, name), 0.4
-    knnlm = load_knnlm(store, double_lm, adaptor=name, skip=skip)
+    gate, skip = Gate.load(store, name), 0.4
+    knnlm = load_knnlm(store, double_lm, gate=name, skip=skip)
     scores = knnlm.score(make_text(25, seed=8))
     ids = [0, *scores.tokens.tolist()][:WINDOW]
-    lam, logp = by_hand(double_lm, store, adaptor, ids, skip)
+    lam, logp = by_hand(double_lm, store, gate, ids, skip)
     lam, rows = lam[:-1], np.arange(len(ids) - 1)
     assert 0.1 < np.mean(lam == 0) < 0.9 and np.std(lam[lam > 0]) > 0.01
     np.testing.assert_allclose(scores.lam[: len(rows)], lam, rtol=1e-4)
     np.testing.assert_allclose(scores.logp[: len(rows)], logp[rows, ids[1:]], rtol=1e-4)
-    np.testing.assert_array_equal(scores.asked[: len(rows)], lam > 0)
+    np.testing.assert_array_equal(scores.retrieved[: len(rows)], lam > 0)
     searches.clear()
     with attach(double_lm, knnlm.retriever, gate=knnlm.gate) as model, torch.no_grad():
         whole = model(torch.tensor([ids])).logits[0]
@@ -56,35 +56,35 @@ def test_scores_and_attached_logits_equal_the_equations(double_lm, store, name, 
 
 
 def test_only_tokens_that_ask_are_searched_and_a_window_does_not_hide_the_past(double_lm, store, test_text, searches):
-    knnlm = load_knnlm(store, double_lm, adaptor="counts", skip=0.4)
+    knnlm = load_knnlm(store, double_lm, gate="counts", skip=0.4)
     found = evaluate(knnlm, str(test_text))
     assert found.retrievals == sum(searches) and found.skipped == pytest.approx(1 - sum(searches) / found.tokens)
     strided = evaluate(knnlm, str(test_text), stride=16)  # λ depends on tokens only, so not on the windows
     assert strided.retrievals == found.retrievals
-    assert found.adaptor_microseconds > 0 and 0 <= found.adaptor_share < 1 and found.search.lam is None
+    assert found.gate_microseconds > 0 and 0 <= found.gate_share < 1 and found.search.lam is None
 
 
 def test_explaining_shows_no_neighbours_for_tokens_that_did_not_ask(double_lm, store):
-    knnlm = load_knnlm(store, double_lm, adaptor="counts", skip=0.5)
+    knnlm = load_knnlm(store, double_lm, gate="counts", skip=0.5)
     ids = [0, *double_lm.tokenizer(make_text(20, seed=4))["input_ids"]]
     told = list(knnlm.explain(ids))
-    asked = np.concatenate([batch.scores.asked for batch in knnlm._scored(np.asarray(ids, np.int32))])
+    asked = np.concatenate([batch.scores.retrieved for batch in knnlm._score_batches(np.asarray(ids, np.int32))])
     assert [bool(one.nearest) for one in told] == asked.tolist() and 0 < asked.sum() < len(told)
-    silent = load_knnlm(store, double_lm, adaptor="counts", skip=1)
+    silent = load_knnlm(store, double_lm, gate="counts", skip=1)
     assert not any(one.nearest for one in silent.explain(ids))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"skip": 0.5}, "--adaptor"),
-        ({"budget": 0.5}, "--adaptor"),
-        ({"adaptor": "learned", "lam": 0.2}, "--lam"),
-        ({"adaptor": "learned", "knn": False}, "--no-knn"),
-        ({"adaptor": "learned", "temperature": 9.0}, "temperature=3.0"),
-        ({"adaptor": "learned", "k": 5}, "k=32"),
-        ({"adaptor": "learned", "distances": "store"}, "distances"),
-        ({"adaptor": "learned", "skip": 2}, "0 to 1"),
+        ({"skip": 0.5}, "`gate`"),
+        ({"budget": 0.5}, "`gate`"),
+        ({"gate": "learned", "lam": 0.2}, "`lam`"),
+        ({"gate": "learned", "knn": False}, "`knn=False`"),
+        ({"gate": "learned", "knn_temperature": 9.0}, "knn_temperature=3.0"),
+        ({"gate": "learned", "k": 5}, "k=32"),
+        ({"gate": "learned", "distances": "store"}, "distances"),
+        ({"gate": "learned", "skip": 2}, "0 to 1"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(double_lm, store, options, message):

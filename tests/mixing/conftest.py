@@ -1,4 +1,4 @@
-"""Stores to trace and to learn from, each with a validation text, and an adaptor."""
+"""Stores to trace and to learn from, each with a validation text, and a gate."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from examples import QUICK
 
 from calls import build, build_index
 from nearlm.base import files
-from nearlm.mixing.adaptor import Adaptor
+from nearlm.mixing.gate import Gate
 from tiny import make_text
 
 
@@ -30,25 +30,25 @@ def valid(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tuned_store(tmp_path_factory, lm):
-    folder = tmp_path_factory.mktemp("adaptor")
+    folder = tmp_path_factory.mktemp("gate")
     for number in range(4):
         (folder / f"train{number}.txt").write_text(make_text(200, seed=number))
     made = build(lm, str(folder), folder / "store", window=64, quiet=True)
     build_index(made, "IVF16,Flat", nprobe=8, quiet=True)
     build_index(made, "flat", name="flat", quiet=True)
-    settings = {"k": 32, "temperature": 3.0, "lam": 0.3, "nprobe": 8, "distances": "index"}
+    settings = {"k": 32, "knn_temperature": 3.0, "lam": 0.3, "nprobe": 8, "distances": "index"}
     files.write_stamped(made.path / "index" / "default" / "settings.json", settings)
     return made
 
 
 @pytest.fixture(scope="module")
 def valid_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("adaptor-text")
+    folder = tmp_path_factory.mktemp("gate-text")
     for number in range(12):
         (folder / f"valid{number}.txt").write_text(make_text(50 + number, seed=100 + number))
     return str(folder)
 
 
 @pytest.fixture(scope="module")
-def adaptor(lm, tuned_store, valid_folder):
-    return Adaptor.train(lm, tuned_store, valid_folder, replace(QUICK, features="all"))
+def gate(lm, tuned_store, valid_folder):
+    return Gate.train(lm, tuned_store, valid_folder, replace(QUICK, features="all"))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from nearlm.mixing.adaptor_training import (
+from nearlm.mixing.gate_training import (
     Examples,
     Training,
 )
@@ -40,7 +40,7 @@ class Heard:
         return Reporter(quiet=True).bar("", None, "")
 
 
-def traced(lm, store, valid, k=128, **options):
+def trace_for(lm, store, valid, k=128, **options):
     reading = store.reading()
     text = traced_text(valid, lm.tokenizer, reading)
     return trace_search(trace_lm(lm, text, reading), Retriever(store, **options), k)

@@ -1,4 +1,4 @@
-"""Which settings a memory gets: what is given, what the adaptor or tuning found, the store's defaults, the usual."""
+"""Which settings a memory gets: what is given, what the gate or tuning found, the store's defaults, the usual."""
 
 import numpy as np
 import pytest
@@ -11,26 +11,26 @@ from nearlm.store import SearchSettings, Tuned, write_defaults, write_tuned
 
 
 @pytest.fixture
-def opened(tuned_store, adaptor):
-    """A store whose default index is tuned and has an adaptor; what a test writes as defaults is gone after it."""
+def opened(tuned_store, gate):
+    """A store whose default index is tuned and has a gate; what a test writes as defaults is gone after it."""
     yield tuned_store
     tuned_store.layout.defaults.unlink(missing_ok=True)
 
 
 def test_what_was_tuned_is_used_and_what_is_given_goes_before(opened):
     settings = Memory.open(opened).settings
-    assert (settings.index, settings.k, settings.temperature, settings.lam) == ("default", 32, 3.0, 0.3)
+    assert (settings.index, settings.k, settings.knn_temperature, settings.lam) == ("default", 32, 3.0, 0.3)
     assert (settings.nprobe, settings.distances) == (8, "index")
-    given = SearchSettings(k=5, temperature=1.5, lam=0.0, nprobe=2, distances="store")
+    given = SearchSettings(k=5, knn_temperature=1.5, lam=0.0, nprobe=2, distances="store")
     memory = Memory.open(opened, given)
     assert memory.settings == given.over(SearchSettings(index="default"))
-    assert (memory.lam, memory.temperature) == (0.0, 1.5)
+    assert (memory.lam, memory.knn_temperature) == (0.0, 1.5)
     assert memory.retriever.index.nprobe == 2 and memory.retriever.distances == "store"
 
 
 def test_an_index_that_nobody_tuned_gets_the_usual(opened):
     memory = Memory.open(opened, SearchSettings(index="flat"))
-    assert (memory.lam, memory.temperature, memory.settings.distances) == (0.25, 1.0, "index")
+    assert (memory.lam, memory.knn_temperature, memory.settings.distances) == (0.25, 1.0, "index")
     assert memory.settings.k == min(1024, len(opened)) and memory.settings.nprobe is None
 
 
@@ -39,19 +39,19 @@ def test_more_neighbours_than_records_are_all_of_them(opened):
 
 
 def test_the_stores_defaults_hold_if_nothing_is_said_of_a_search(opened):
-    write_defaults(opened.layout, SearchSettings(index="default", adaptor="default", skip=0.25))
+    write_defaults(opened.layout, SearchSettings(index="default", gate="default", skip=0.25))
     memory = Memory.open(opened)
     assert memory.gate is not None and memory.gate.skip == memory.settings.skip == 0.25
-    assert memory.settings.temperature == 3.0 and memory.settings.k == 32
+    assert memory.settings.knn_temperature == 3.0 and memory.settings.k == 32
     chosen = Memory.open(opened, SearchSettings(skip=0.5))  # says how much to skip, nothing of a search
     assert chosen.gate is not None and chosen.gate.skip == 0.5
 
 
 @pytest.mark.parametrize(
-    "said", [{"lam": 0.2}, {"k": 5}, {"temperature": 2.0}, {"nprobe": 4}, {"distances": "store"}, {"index": "flat"}]
+    "said", [{"lam": 0.2}, {"k": 5}, {"knn_temperature": 2.0}, {"nprobe": 4}, {"distances": "store"}, {"index": "flat"}]
 )
-def test_the_stores_adaptor_is_not_used_once_a_search_is_described(opened, said):
-    write_defaults(opened.layout, SearchSettings(index="default", adaptor="default", skip=0.25))
+def test_the_stores_gate_is_not_used_once_a_search_is_described(opened, said):
+    write_defaults(opened.layout, SearchSettings(index="default", gate="default", skip=0.25))
     memory = Memory.open(opened, SearchSettings(**said))
     assert memory.gate is None and memory.settings.skip is None
     assert all(getattr(memory.settings, name) == value for name, value in said.items())
@@ -62,34 +62,34 @@ def test_the_stores_index_is_used_whatever_is_said(opened):
     assert Memory.open(opened, SearchSettings(k=5)).settings.index == "flat" == Memory.open(opened).settings.index
 
 
-def test_adaptor_none_is_one_lambda(opened):
-    write_defaults(opened.layout, SearchSettings(index="default", adaptor="default", skip=0.25))
-    memory = Memory.open(opened, SearchSettings(adaptor="none"))
-    assert memory.gate is None and memory.lam == 0.3 and memory.settings.adaptor is None
-    with pytest.raises(OptionError, match="--adaptor"):
-        Memory.open(opened, SearchSettings(adaptor="none", skip=0.5))
+def test_gate_none_is_one_lambda(opened):
+    write_defaults(opened.layout, SearchSettings(index="default", gate="default", skip=0.25))
+    memory = Memory.open(opened, SearchSettings(gate="none"))
+    assert memory.gate is None and memory.lam == 0.3 and memory.settings.gate is None
+    with pytest.raises(OptionError, match="`gate`"):
+        Memory.open(opened, SearchSettings(gate="none", skip=0.5))
 
 
-def test_with_an_adaptor_its_own_settings_go_before_what_was_tuned_since(opened):
+def test_with_an_gate_its_own_settings_go_before_what_was_tuned_since(opened):
     before = opened.layout.index("default").settings.read_bytes()
     write_tuned(opened.layout, Tuned("default", 0.9, 7.0, 16, 4, "index"))
     try:
-        gated = Memory.open(opened, SearchSettings(adaptor="default")).settings
-        assert (gated.temperature, gated.k, gated.nprobe) == (3.0, 32, 8)
-        plain = Memory.open(opened, SearchSettings(adaptor="none")).settings
-        assert (plain.temperature, plain.k, plain.nprobe, plain.lam) == (7.0, 16, 4, 0.9)
+        gated = Memory.open(opened, SearchSettings(gate="default")).settings
+        assert (gated.knn_temperature, gated.k, gated.nprobe) == (3.0, 32, 8)
+        plain = Memory.open(opened, SearchSettings(gate="none")).settings
+        assert (plain.knn_temperature, plain.k, plain.nprobe, plain.lam) == (7.0, 16, 4, 0.9)
     finally:
         opened.layout.index("default").settings.write_bytes(before)
 
 
-@pytest.mark.parametrize("wrong", [{"skip": 0.5}, {"budget": 0.5}, {"adaptor": "default", "lam": 0.2}])
-def test_what_needs_an_adaptor_or_excludes_one_is_refused(opened, wrong):
-    with pytest.raises(OptionError, match="--adaptor"):
+@pytest.mark.parametrize("wrong", [{"skip": 0.5}, {"budget": 0.5}, {"gate": "default", "lam": 0.2}])
+def test_what_needs_an_gate_or_excludes_one_is_refused(opened, wrong):
+    with pytest.raises(OptionError, match="`gate`"):
         Memory.open(opened, SearchSettings(**wrong))
 
 
-def test_a_model_that_the_adaptor_does_not_know_is_refused(opened, lm):
-    gated = Memory.open(opened, SearchSettings(adaptor="default"))
+def test_a_model_that_the_gate_does_not_know_is_refused(opened, lm):
+    gated = Memory.open(opened, SearchSettings(gate="default"))
     gated.check_model(lm.fingerprint())
     with pytest.raises(OptionError, match="another model"):
         gated.check_model("0" * 64)
@@ -97,7 +97,7 @@ def test_a_model_that_the_adaptor_does_not_know_is_refused(opened, lm):
 
 
 def test_probabilities_are_those_of_the_neighbours_at_its_temperature(opened, lm):
-    memory = Memory.of(Retriever(opened, "flat"), SearchSettings(k=20, temperature=2.5))
+    memory = Memory.of(Retriever(opened, "flat"), SearchSettings(k=20, knn_temperature=2.5))
     queries = opened.keys[:6].astype(np.float32) + 0.1
     near, targets = memory.search(queries), opened.values[:6]
     assert near.ids.shape == (6, 20)

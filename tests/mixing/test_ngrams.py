@@ -132,7 +132,7 @@ def test_tables_are_made_once_refused_when_stale_and_verified(tmp_path, lm, monk
     (tmp_path / "one.txt").write_text(make_text(200, seed=1))
     (tmp_path / "two.txt").write_text(make_text(100, seed=2))
     store = build(lm, str(tmp_path / "one.txt"), tmp_path / "store", window=64, quiet=True)
-    with pytest.raises(StoreError, match="nearlm adapt"):
+    with pytest.raises(StoreError, match="nearlm gate"):
         NGrams.open(store)
     build_ngrams(store)
     with monkeypatch.context() as patch:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from examples import traced
+from examples import trace_for
 
 from calls import evaluate, load_knnlm, tune
 from nearlm.base.errors import OptionError
@@ -13,24 +13,24 @@ from tiny import make_text
 
 
 def test_a_trace_says_what_evaluation_says(lm, store, valid):
-    trace = traced(lm, store, valid)
+    trace = trace_for(lm, store, valid)
     mixed = mix(np.asarray(trace.lm.logp, np.float64), trace.log_p_knn(4.0, 50), 0.35)
-    evaluated = evaluate(load_knnlm(store, lm, lam=0.35, temperature=4.0, k=50), valid)
+    evaluated = evaluate(load_knnlm(store, lm, lam=0.35, knn_temperature=4.0, k=50), valid)
     assert perplexity(mixed) == pytest.approx(evaluated.perplexity, rel=1e-5)
     assert perplexity(trace.lm.logp) == pytest.approx(evaluated.nlm_perplexity, rel=1e-5)
 
 
 def test_the_lm_and_the_search_run_once(lm, store, valid, monkeypatch):
-    first = traced(lm, store, valid)
+    first = trace_for(lm, store, valid)
     monkeypatch.setattr(type(lm), "score", lambda *_, **__: pytest.fail("the LM ran again"))
-    again = traced(lm, store, valid)
+    again = trace_for(lm, store, valid)
     np.testing.assert_array_equal(first.ids, again.ids)
     monkeypatch.setattr(Retriever, "search", lambda *_, **__: pytest.fail("the index was searched again"))
-    traced(lm, store, valid)
+    trace_for(lm, store, valid)
     with pytest.raises(pytest.fail.Exception, match="searched again"):
-        traced(lm, store, valid, nprobe=3)
+        trace_for(lm, store, valid, nprobe=3)
     with pytest.raises(pytest.fail.Exception, match="searched again"):
-        traced(lm, store, valid, distances="store")
+        trace_for(lm, store, valid, distances="store")
 
 
 def test_a_trace_goes_on_after_a_kill(lm, store, tmp_path, monkeypatch):
@@ -50,51 +50,51 @@ def test_a_trace_goes_on_after_a_kill(lm, store, tmp_path, monkeypatch):
 
     monkeypatch.setattr(type(lm), "score", score)
     with pytest.raises(KeyboardInterrupt):
-        traced(lm, store, str(tmp_path / "v.txt"))
-    interrupted = traced(lm, store, str(tmp_path / "v.txt"))
+        trace_for(lm, store, str(tmp_path / "v.txt"))
+    interrupted = trace_for(lm, store, str(tmp_path / "v.txt"))
     batches = -(-len(interrupted.lm) // 64)
     assert len(calls) == batches + 1
     monkeypatch.setattr(type(lm), "score", real)
     monkeypatch.setattr(trace, "cache_dir", lambda: tmp_path / "other")
-    whole = traced(lm, store, str(tmp_path / "v.txt"))
+    whole = trace_for(lm, store, str(tmp_path / "v.txt"))
     np.testing.assert_array_equal(interrupted.lm.keys, whole.lm.keys)
     np.testing.assert_array_equal(interrupted.lm.logp, whole.lm.logp)
 
 
 def test_a_smaller_k_is_never_cut_out_of_rescored_neighbours(lm, store, valid, monkeypatch):
-    exact = traced(lm, store, valid, distances="store")
+    exact = trace_for(lm, store, valid, distances="store")
     with pytest.raises(OptionError, match="search again"):
         exact.log_p_knn(1.0, 64)
     monkeypatch.setattr(tuning, "KS", (32,))
     found = tune(lm, Retriever(store, distances="store"), valid, k=128)
     assert [point.k for point in found.by_k] == [32, 128]
-    small = traced(lm, store, valid, k=32, distances="store")
+    small = trace_for(lm, store, valid, k=32, distances="store")
     point = found.by_k[0]
-    value = perplexity(mix(np.asarray(small.lm.logp, np.float64), small.log_p_knn(point.temperature), point.lam))
+    value = perplexity(mix(np.asarray(small.lm.logp, np.float64), small.log_p_knn(point.knn_temperature), point.lam))
     assert value == pytest.approx(point.perplexity)
 
 
 def test_old_traces_make_room_for_new_ones(lm, store, valid, monkeypatch, tmp_path):
     monkeypatch.setenv("NEARLM_CACHE", str(tmp_path))
-    first = traced(lm, store, valid)
+    first = trace_for(lm, store, valid)
     folders = lambda kind: sorted(path.parent.name for path in tmp_path.glob(f"traces/{kind}-*/trace.json"))  # noqa: E731
     searched = folders("search")
     expected = first.log_p_knn(2.0)
-    traced(lm, store, valid, k=64)
+    trace_for(lm, store, valid, k=64)
     assert set(searched) < set(folders("search"))
     monkeypatch.setenv("NEARLM_TRACE_GB", "0.000001")
     del first
-    traced(lm, store, valid, k=32)
+    trace_for(lm, store, valid, k=32)
     assert len(folders("search")) == 1 and folders("search") != searched
-    np.testing.assert_array_equal(traced(lm, store, valid).log_p_knn(2.0), expected)
+    np.testing.assert_array_equal(trace_for(lm, store, valid).log_p_knn(2.0), expected)
     monkeypatch.setenv("NEARLM_TRACE_GB", "plenty")
     with pytest.raises(OptionError, match="NEARLM_TRACE_GB"):
-        traced(lm, store, valid, k=16)
+        trace_for(lm, store, valid, k=16)
 
 
 def test_a_trace_with_an_array_gone_is_made_again(lm, store, valid, monkeypatch, tmp_path):
     monkeypatch.setenv("NEARLM_CACHE", str(tmp_path))
-    expected = traced(lm, store, valid).log_p_knn(2.0)
+    expected = trace_for(lm, store, valid).log_p_knn(2.0)
     for path in (*tmp_path.glob("traces/lm-*/keys.npy"), *tmp_path.glob("traces/search-*/ids.npy")):
         path.unlink()
-    np.testing.assert_array_equal(traced(lm, store, valid).log_p_knn(2.0), expected)
+    np.testing.assert_array_equal(trace_for(lm, store, valid).log_p_knn(2.0), expected)

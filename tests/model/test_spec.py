@@ -9,7 +9,7 @@ from nearlm.model.pretrained import load_pretrained
 
 
 def test_a_spec_without_a_model_cannot_be_loaded():
-    with pytest.raises(OptionError, match="no model was given; name one with --model"):
+    with pytest.raises(OptionError, match="no model was given; name one with `model`"):
         load_pretrained(ModelSpec())
 
 

@@ -6,7 +6,7 @@ import torch
 from architectures import ARCHITECTURES, VOCAB, make_mamba, make_model
 from nearlm.base.errors import ModelError
 from nearlm.model.lm import LM
-from nearlm.model.tap import FFN, LAST_HIDDEN, Tap, captured, find_body, find_tap
+from nearlm.model.tap import FFN, LAST_HIDDEN, Tap, capture, find_body, find_tap
 from tiny import make_llama
 
 LAST_FFN = {
@@ -61,7 +61,7 @@ def test_the_tap_is_found_whatever_the_size_of_the_weights(name: str, scale: flo
 
 
 def test_mamba_is_refused_and_told_of_last_hidden() -> None:
-    with pytest.raises(ModelError, match=r"MambaForCausalLM.*--key-tap last_hidden"):
+    with pytest.raises(ModelError, match=r"MambaForCausalLM.*`key_tap='last_hidden'`"):
         LM(make_mamba(), None)
 
 
@@ -93,14 +93,14 @@ def test_a_module_path_taps_that_modules_input() -> None:
 @pytest.mark.parametrize("wish", ["model.layers.7.mlp", "nonsense", "model..mlp", "last-hidden"])
 def test_a_path_that_is_no_module_is_refused_with_an_example(wish: str) -> None:
     with pytest.raises(
-        ModelError, match=r"--key-tap .* is no module of LlamaForCausalLM.*last_hidden.*model\.layers\.1"
+        ModelError, match=r"`key_tap=.*` is no module of LlamaForCausalLM.*last_hidden.*model\.layers\.1"
     ):
         LM(make_model("llama"), None, key_tap=wish)
 
 
 @pytest.mark.parametrize("wish", ["", "model", "model.layers", "model.embed_tokens"])
 def test_a_module_that_is_given_no_vectors_is_refused(wish: str) -> None:
-    with pytest.raises(ModelError, match=r"not reached|one vector a token"):
+    with pytest.raises(ModelError, match=r"not reached|one vector per token"):
         LM(make_model("llama"), None, key_tap=wish)
 
 
@@ -123,7 +123,7 @@ def test_a_module_without_one_vector_a_token_is_refused() -> None:
 
     model = make_model("llama")
     model.model.layers[1].mlp = Pooled(model.model.layers[1].mlp)
-    with pytest.raises(ModelError, match=r"gives \[2, 32\] for \[2, 8\] tokens, expected one vector a token"):
+    with pytest.raises(ModelError, match=r"gives \[2, 32\] for \[2, 8\] tokens, expected one vector per token"):
         LM(model, None, key_tap="model.layers.1.mlp.pool")
 
 
@@ -137,7 +137,7 @@ def test_a_constant_tap_is_refused() -> None:
 def test_a_non_finite_tap_is_refused() -> None:
     model = make_model("llama")
     torch.nn.init.constant_(model.model.layers[1].post_attention_layernorm.weight, float("inf"))
-    with pytest.raises(ModelError, match="non-finite vectors; try --dtype float32"):
+    with pytest.raises(ModelError, match="non-finite vectors; try `dtype='float32'`"):
         LM(model, None)
 
 
@@ -165,6 +165,6 @@ def test_looking_leaves_no_hook_behind() -> None:
     model = make_model("opt")
     find_tap(model, FFN, IDS, 32)
     find_body(model, IDS)
-    with pytest.raises(ZeroDivisionError), captured(Tap("lm_head", model.lm_head), stop=True):
+    with pytest.raises(ZeroDivisionError), capture(Tap("lm_head", model.lm_head), stop=True):
         raise ZeroDivisionError
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

@@ -5,7 +5,7 @@ from nearlm.store import SearchSettings
 
 
 def point(perplexity, microseconds, keep=1.0, dim=16, nprobe=8, k=1024):
-    search = SearchSettings(nprobe=nprobe, k=k, temperature=1.0, lam=0.5)
+    search = SearchSettings(nprobe=nprobe, k=k, knn_temperature=1.0, lam=0.5)
     return Point("", Setup(100, dim, 1000, 100, "Flat", search), keep, perplexity, microseconds)
 
 

@@ -9,7 +9,7 @@ from pointing import how
 from calls import evaluate, load_knnlm
 from nearlm.base import from_json, jobs, to_json
 from nearlm.base.errors import OptionError, StoreError
-from nearlm.mixing.adaptor import Adaptor
+from nearlm.mixing.gate import Gate
 from nearlm.optimizer import bench
 from nearlm.optimizer import optimization as optimizing
 from nearlm.optimizer.optimization import optimize
@@ -25,20 +25,20 @@ def test_the_store_is_ready_and_within_the_budget(store, lm, texts, tmp_path, sm
     chosen, made = choice.chosen, Datastore.open(out)
     assert (chosen.setup.records, chosen.setup.dim) == (len(made), made.dim)
     assert not out.with_name("fast.optimize").exists()
-    plain = [one for one in choice.points if not one.adaptor]
+    plain = [one for one in choice.points if not one.gate]
     base = next(one for one in plain if how(one) == how(chosen))
     search = chosen.setup.search
     within = min(one.microseconds for one in plain if one.perplexity + one.margin <= choice.target)
-    assert chosen.microseconds < within if chosen.adaptor else chosen.microseconds == within
+    assert chosen.microseconds < within if chosen.gate else chosen.microseconds == within
     assert chosen.beyond <= 0.5 and base.beyond == pytest.approx(base.perplexity - choice.vanilla.perplexity)
     assert choice.target == choice.vanilla.perplexity + 0.5
     assert {one.setup.dim for one in choice.points} >= {32, 8, 4} and {one.keep for one in choice.points} == {1.0, 0.7}
     assert str(len(made)) in choice.paragraph.replace(",", "")
 
     ready = load_knnlm(out, lm)
-    assert ready.memory.settings.k == search.k and ready.memory.temperature == search.temperature
-    assert (ready.gate is not None) == chosen.adaptor
-    plain = load_knnlm(out, lm, adaptor="none")
+    assert ready.memory.settings.k == search.k and ready.memory.knn_temperature == search.knn_temperature
+    assert (ready.gate is not None) == chosen.gate
+    plain = load_knnlm(out, lm, gate="none")
     assert plain.gate is None and plain.memory.lam == pytest.approx(search.lam)
     assert evaluate(plain, valid).perplexity == pytest.approx(base.perplexity, rel=1e-4)
     assert load_knnlm(out, lm, lam=0.2).gate is None
@@ -52,17 +52,17 @@ def test_a_killed_run_goes_on(store, lm, texts, tmp_path, small, monkeypatch):
     valid, out = str(texts / "valid"), tmp_path / "fast"
     real, calls = bench.searches_per_second, []
     monkeypatch.setattr(bench, "searches_per_second", lambda *given: calls.append(1) or real(*given))
-    training = Adaptor.train
+    training = Gate.train
 
     def killed(*given, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(optimizing.Adaptor, "train", killed)
+    monkeypatch.setattr(optimizing.Gate, "train", killed)
     with pytest.raises(KeyboardInterrupt):
         optimize(lm, store, valid, out, budget=0.5)
     assert calls and not (out / "optimize.json").exists()
     calls.clear()
-    monkeypatch.setattr(optimizing.Adaptor, "train", training)
+    monkeypatch.setattr(optimizing.Gate, "train", training)
     choice = optimize(lm, store, valid, out, budget=0.5)
     assert not calls and len(Datastore.open(out)) == choice.chosen.setup.records
     work = out.with_name("fast.optimize")
@@ -77,7 +77,7 @@ def test_a_run_for_something_else_begins_anew(store, lm, texts, tmp_path, small,
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(optimizing.Adaptor, "train", killed)
+        patched.setattr(optimizing.Gate, "train", killed)
         with pytest.raises(KeyboardInterrupt):
             optimize(lm, store, valid, out, budget=0.5)
     work = out.with_name("fast.optimize")
@@ -89,7 +89,7 @@ def test_a_run_for_something_else_begins_anew(store, lm, texts, tmp_path, small,
 
 def test_a_refused_store_is_out_of_the_way_at_once(store, lm, texts, tmp_path, small, monkeypatch):
     valid, out = str(texts / "valid"), tmp_path / "fast"
-    monkeypatch.setattr(optimizing, "preferred", lambda *given: False)
+    monkeypatch.setattr(optimizing, "is_preferred", lambda *given: False)
     monkeypatch.setattr(
         optimizing, "cheapest", lambda points, goal: points[0] if goal.skipping else points[1]
     )  # two different ones
@@ -106,19 +106,19 @@ def test_a_refused_store_is_out_of_the_way_at_once(store, lm, texts, tmp_path, s
             optimize(lm, store, valid, out, budget=0.5)
     assert not out.exists()
     choice = optimize(lm, store, valid, out, budget=0.5)
-    assert Datastore.open(out).path == out and not choice.chosen.adaptor and sum(p.adaptor for p in choice.points) == 2
+    assert Datastore.open(out).path == out and not choice.chosen.gate and sum(p.gate for p in choice.points) == 2
 
 
 def test_bad_input(store, lm, texts, tmp_path):
     valid = str(texts / "valid")
-    with pytest.raises(OptionError, match="--budget is -1"):
+    with pytest.raises(OptionError, match="`budget` is -1"):
         optimize(lm, store, valid, tmp_path / "fast", budget=-1)
     with pytest.raises(StoreError, match="the store itself"):
         optimize(lm, store, valid, store.path)
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="is a file"):
         optimize(lm, store, valid, tmp_path / "file")
-    with pytest.raises(StoreError, match="is no store but holds 'file'"):
+    with pytest.raises(StoreError, match="is not a store but holds 'file'"):
         optimize(lm, store, valid, tmp_path)
     shutil.copytree(store.path, tmp_path / "other")
     with pytest.raises(StoreError, match="made in another way"):

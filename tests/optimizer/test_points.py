@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from pointing import point
 
-from nearlm.optimizer.points import Goal, Shape, Skipping, cheapest, estimates, preferred
+from nearlm.optimizer.points import Goal, Shape, Skipping, cheapest, estimates, is_preferred
 
 
 def test_estimates_add_perplexities_and_multiply_times():
@@ -28,27 +28,27 @@ def test_the_fastest_within_the_target_is_chosen():
     assert cheapest(points, Goal(9)) is points[0]
 
 
-def test_without_an_adaptor_the_perplexity_must_be_surely_within_the_target():
+def test_without_an_gate_the_perplexity_must_be_surely_within_the_target():
     goal = Goal(10.1)
     assert goal.price(10.05, 30.0, 0.04) == 30.0 and goal.price(10.05, 30.0, 0.06) == float("inf")
     unsure, safe = replace(point(10.05, 30.0), margin=0.06), replace(point(10.0, 50.0), margin=0.06)
     assert cheapest([unsure, safe], goal) is safe and cheapest([unsure], goal) is unsure
 
 
-def test_an_adaptor_may_buy_a_worse_search_or_skip():
+def test_an_gate_may_buy_a_worse_search_or_skip():
     ratios = [0.95 + 0.002 * percent for percent in range(101)]  # as good as one λ when 25 % are skipped
     goal = Goal(10.15, Skipping(ratios, 0.05, 5.0))
     assert goal.price(10.0, 100.0) == pytest.approx(5 + 0.70 * 100)  # 10.0 x 1.01
     assert goal.price(10.5, 60.0) == pytest.approx(5 + 0.95 * 60)  # 10.5 x 0.96 = 10.08
     assert goal.price(10.5, 4.0) == pytest.approx(5 + 0.95 * 4)
-    assert goal.price(10.0, 4.0) == 4.0 and goal.price(10.14, 4.0) == 4.0  # the adaptor takes longer than the search
+    assert goal.price(10.0, 4.0) == 4.0 and goal.price(10.14, 4.0) == 4.0  # the gate takes longer than the search
     assert goal.price(11.0, 1.0) == float("inf")
     points = [point(10.0, 100.0), point(10.5, 60.0), point(11.0, 1.0)]
     assert cheapest(points, goal) is points[1] and cheapest(points, goal.alone) is points[0]
 
 
-def test_one_with_an_adaptor_is_preferred_if_it_is_faster_or_alone_within_the_budget():
+def test_one_with_an_gate_is_preferred_if_it_is_faster_or_alone_within_the_budget():
     gated, plain = replace(point(10.0, 50.0), sure=True), point(10.0, 60.0)
-    assert preferred(gated, plain, 10.1) and not preferred(gated, point(10.0, 40.0), 10.1)
-    assert preferred(gated, replace(point(10.0, 40.0), margin=0.2), 10.1)
-    assert preferred(gated, point(10.2, 40.0), 10.1) and not preferred(replace(gated, sure=False), plain, 10.1)
+    assert is_preferred(gated, plain, 10.1) and not is_preferred(gated, point(10.0, 40.0), 10.1)
+    assert is_preferred(gated, replace(point(10.0, 40.0), margin=0.2), 10.1)
+    assert is_preferred(gated, point(10.2, 40.0), 10.1) and not is_preferred(replace(gated, sure=False), plain, 10.1)

@@ -1,12 +1,12 @@
-"""What is measured of an adaptor: the largest share to skip within the budget."""
+"""What is measured of a gate: the largest share to skip within the budget."""
 
 import numpy as np
 import pytest
 from pointing import how
 
 from calls import load_knnlm
-from nearlm.mixing.adaptor import Adaptor
-from nearlm.mixing.adaptor_training import split_rows
+from nearlm.mixing.gate import Gate
+from nearlm.mixing.gate_training import split_rows
 from nearlm.mixing.ngrams import last_tokens
 from nearlm.mixing.traces import trace_lm, trace_search, traced_text
 from nearlm.optimizer.optimization import optimize
@@ -21,16 +21,16 @@ BUDGET = 60.0
 
 def test_the_share_to_skip_is_the_largest_within_the_budget_of_vanilla(store, lm, texts, tmp_path, small):
     choice = optimize(lm, store, str(texts / "valid"), tmp_path / "fast", budget=BUDGET)
-    gated, made = [one for one in choice.points if one.adaptor][-1], Datastore.open(tmp_path / "fast")
-    adaptor, vanilla, search = Adaptor.load(made), choice.vanilla.setup.search, gated.setup.search
+    gated, made = [one for one in choice.points if one.gate][-1], Datastore.open(tmp_path / "fast")
+    gate, vanilla, search = Gate.load(made), choice.vanilla.setup.search, gated.setup.search
     reading = store.reading()
     traced = trace_lm(lm, traced_text(str(texts / "valid"), lm.tokenizer, reading), reading)
     rows = split_rows(traced.text.documents, 0).held
     log_lm = np.asarray(traced.logp, np.float64)
-    ours = trace_search(traced, Retriever.open(made, adaptor.settings), search.k).log_p_knn(
-        search.temperature, search.k
+    ours = trace_search(traced, Retriever.open(made, gate.settings), search.k).log_p_knn(
+        search.knn_temperature, search.k
     )
-    paper = trace_search(traced, Retriever(store, "measured-paper"), 1024).log_p_knn(vanilla.temperature)
+    paper = trace_search(traced, Retriever(store, "measured-paper"), 1024).log_p_knn(vanilla.knn_temperature)
     log_vanilla = np.logaddexp(log_lm + np.log1p(-vanilla.lam), paper + np.log(vanilla.lam))
     contexts = last_tokens(traced.text.tokens, traced.text.bounds, traced.text.windows.target_positions)
     documents = np.asarray(traced.text.documents)
@@ -53,7 +53,7 @@ def test_the_share_to_skip_is_the_largest_within_the_budget_of_vanilla(store, lm
     assert plain.margin == pytest.approx(margin(mixed, np.arange(len(mixed))), rel=0.01)  # the store was rotated
     within = []
     for percent in range(100):
-        lam = adaptor.gate(percent / 100).weights(traced.keys, traced.conf, traced.ent, contexts)
+        lam = gate.at(percent / 100).weights(traced.keys, traced.conf, traced.ent, contexts)
         with np.errstate(divide="ignore"):
             logp = np.logaddexp(log_lm + np.log1p(-lam), ours + np.log(lam))
         if sure(logp, rows) and sure(logp, np.arange(len(logp))):

@@ -10,12 +10,12 @@ import pytest
 from calls import build, build_index, evaluate, load_knnlm
 from nearlm.base import files
 from nearlm.base.errors import MissingExtraError, OptionError
-from nearlm.mixing.adaptor import Adaptor
-from nearlm.mixing.adaptor_training import Training
 from nearlm.mixing.equations import mix, perplexity
+from nearlm.mixing.gate import Gate
+from nearlm.mixing.gate_training import Training
 from nearlm.paper import ablation as ablating
 from nearlm.paper import report
-from nearlm.paper.ablation import PAPER_ROWS, SHARES, ablate, equal_share, masks_and_weights, oracle
+from nearlm.paper.ablation import PAPER_ROWS, SKIPPED, ablate, equal_share, masks_and_weights, oracle
 from nearlm.paper.results import LEARNED, RANDOM
 from tiny import make_text
 
@@ -34,7 +34,7 @@ def test_masks_and_weights_equal_adding_up_by_hand():
     curves = masks_and_weights(log_lm, log_knn, log_lam, 0.3)
     p_lm, p_knn = np.exp(log_lm), np.exp(log_knn)
     for name, lam in (("constant", np.full(4000, 0.3)), ("learned", np.exp(log_lam))):
-        for number, share in enumerate(SHARES):
+        for number, share in enumerate(SKIPPED):
             kept = np.argsort(log_lam)[round(share * 4000) :]
             p = p_lm.copy()
             p[kept] = (lam * p_knn + (1 - lam) * p_lm)[kept]
@@ -67,7 +67,7 @@ def test_the_oracle_asks_where_the_memory_is_at_least_as_good():
 
 
 def test_the_share_at_which_a_curve_crosses_vanilla():
-    rising = [10 + 10 * share for share in SHARES]
+    rising = [10 + 10 * share for share in SKIPPED]
     assert equal_share(rising, 13.3) == pytest.approx(0.33)
     assert equal_share(rising, 9.0) == 0.0 and equal_share(rising, 30.0) == 1.0
 
@@ -91,9 +91,9 @@ def texts(tmp_path_factory):
 def store(texts, model_folder, lm):
     made = build(str(model_folder), str(texts / "train"), texts / "store", window=64, quiet=True)
     build_index(made, "flat", quiet=True)
-    settings = {"k": 32, "temperature": 3.0, "lam": 0.3, "nprobe": None, "distances": "index"}
+    settings = {"k": 32, "knn_temperature": 3.0, "lam": 0.3, "nprobe": None, "distances": "index"}
     files.write_stamped(made.path / "index" / "default" / "settings.json", settings)
-    Adaptor.train(lm, made, str(texts / "valid"), Training(epochs=2))
+    Gate.train(lm, made, str(texts / "valid"), Training(epochs=2))
     return made
 
 
@@ -104,11 +104,11 @@ def test_curves_are_those_of_evaluation(lm, store, texts):
     assert found.curves[RANDOM][0] == pytest.approx(evaluated.perplexity, rel=1e-5)
     assert found.nlm_perplexity == pytest.approx(evaluated.nlm_perplexity, rel=1e-5)
     assert found.best_constant_perplexity <= found.vanilla_perplexity
-    at_half = evaluate(load_knnlm(store, lm, adaptor="default", skip=0.5), str(texts / "test"))
+    at_half = evaluate(load_knnlm(store, lm, gate="default", skip=0.5), str(texts / "test"))
     assert found.skipped[10] == pytest.approx(at_half.skipped, abs=1e-9)
-    weight = "learned" if Adaptor.load(store).learned else "constant"
+    weight = "learned" if Gate.load(store).learned else "constant"
     assert found.curves[f"learned mask, {weight} λ"][0] == pytest.approx(
-        evaluate(load_knnlm(store, lm, adaptor="default", skip=0), str(texts / "test")).perplexity, rel=1e-5
+        evaluate(load_knnlm(store, lm, gate="default", skip=0), str(texts / "test")).perplexity, rel=1e-5
     )
     assert not found.features and LEARNED in found.table()
 
@@ -143,15 +143,15 @@ def test_trained_variants_outlast_a_kill(lm, store, texts, monkeypatch):
         ablate(lm, store, str(texts / "test"), valid=[str(texts / "valid")])
     monkeypatch.setattr(ablating, "train_network", lambda *given: trained.append(given[0].features) or real(*given))
     found = ablate(lm, store, str(texts / "test"), valid=[str(texts / "valid")])
-    assert trained == [*PAPER_ROWS, Adaptor.load(store).inputs.features]
-    assert len(found.features) == 6 and not list((store.path / "adaptor" / "default").glob("*.job"))
+    assert trained == [*PAPER_ROWS, Gate.load(store).inputs.features]
+    assert len(found.features) == 6 and not list((store.path / "gate" / "default").glob("*.job"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--adaptor", "none"), "no adaptor at all"),
-        (("--adaptor", "nothing"), "no adaptor 'nothing'"),
+        (("--gate", "none"), "no gate at all"),
+        (("--gate", "nothing"), "no gate 'nothing'"),
         (("--figure", "plot.gif"), "--figure"),
         (("--figure", "no/such/folder/plot.png"), "no folder"),
         (("--valid", "missing.txt"), "does not exist"),

@@ -41,7 +41,7 @@ def test_every_token_is_predicted_once_an_epoch() -> None:
         assert sorted(predicted[predicted >= 0]) == list(range(1, 100))
         orders.append([int(item["input_ids"][0]) for item in items])
     assert len({tuple(order) for order in orders}) == 3
-    assert examples.predictions == 3 * 99 == examples.predicted(slice(None))
+    assert examples.predictions == 3 * 99 == examples.count_predicted(slice(None))
 
 
 @pytest.mark.parametrize("damage", ["half-written", "flipped", "cut", "both"])

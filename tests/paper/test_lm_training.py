@@ -185,7 +185,7 @@ def test_an_unfinished_training_refuses_other_options_and_texts(
         careful(patch)
         interrupt(patch, 4)
         train_lm(str(own), out, TINY)
-    with pytest.raises(StoreError, match=r"unfinished training with dim=16, expected dim=32; go on with that"):
+    with pytest.raises(StoreError, match=r"unfinished training with dim=16, expected dim=32; resume that"):
         train_lm(str(own), out, dataclasses.replace(TINY, dim=32))
     (own / "2.txt").write_text("something else")
     with pytest.raises(StoreError, match=r"model.training was made from a text \w{12}, which is \w{12} now"):

@@ -5,7 +5,7 @@ import pytest
 
 from nearlm.base.errors import OptionError
 from nearlm.paper.results import ALL, NLM, VANILLA
-from nearlm.paper.settings import DEMO, SETTINGS, changed, find_setting, sized
+from nearlm.paper.settings import DEMO, SETTINGS, change, find_setting, resize
 
 
 def test_settings_at_the_papers_scale():
@@ -21,15 +21,15 @@ def test_settings_at_the_papers_scale():
 
 
 def test_sizes_follow_the_store():
-    assert sized(DEMO, None) is DEMO
-    small = sized(DEMO, 8000)
+    assert resize(DEMO, None) is DEMO
+    small = resize(DEMO, 8000)
     assert (small.max_tokens, small.valid_tokens, small.test_tokens, small.timed_tokens) == (8000, 1000, 1000, 1000)
-    assert sized(SETTINGS["domain"], 2000).valid_tokens == 1000
-    large = sized(DEMO, 10**6)
+    assert resize(SETTINGS["domain"], 2000).valid_tokens == 1000
+    large = resize(DEMO, 10**6)
     assert (large.valid_tokens, large.test_tokens) == (DEMO.valid_tokens, DEMO.test_tokens)
-    with pytest.raises(OptionError, match="--max-tokens is 10"):
-        sized(DEMO, 10)
-    own = changed(SETTINGS["domain"], model="mine", train=("a", "b"), valid=None, test=None)
+    with pytest.raises(OptionError, match="`max_tokens` is 10"):
+        resize(DEMO, 10)
+    own = change(SETTINGS["domain"], model="mine", train=("a", "b"), valid=None, test=None)
     assert (own.model, own.train, own.valid, own.store) == ("mine", ("a", "b"), ("spdx:valid",), None)
-    assert changed(DEMO, model=None) is DEMO
-    assert changed(SETTINGS["domain"], valid=("v",)).store == SETTINGS["domain"].store
+    assert change(DEMO, model=None) is DEMO
+    assert change(SETTINGS["domain"], valid=("v",)).store == SETTINGS["domain"].store

@@ -76,7 +76,7 @@ def test_every_part_is_measured_and_shown(setting, tmp_path, small, monkeypatch)
     for name, knnlm in ((NLM, load_knnlm(out / "fast", knn=False)), (ALL, load_knnlm(out / "fast"))):
         assert main.row(name).perplexity == pytest.approx(evaluate(knnlm, setting.test).perplexity, rel=1e-4)
         assert main.row(name).end_to_end and main.rounds[name]
-    vanilla = run.memories.tuned(run.store, "paper")
+    vanilla = run.memories.tune(run.store, "paper")
     assert main.row(VANILLA).perplexity == pytest.approx(
         evaluate(KNNLM(run.lm, run.store, vanilla), setting.test).perplexity, rel=1e-4
     )
@@ -131,12 +131,12 @@ def test_an_index_of_the_users_stays_as_it_is(setting, tmp_path, small):
     run = Reproduction(setting, tmp_path / "out", Reporter(quiet=True))
     for name, nprobe in (("default", None), ("paper", 3)):
         build_index(run.store, "paper", name=name, nprobe=nprobe, quiet=True)
-    settings = {"k": 32, "temperature": 3.0, "lam": 0.3, "nprobe": 32, "distances": "index"}
+    settings = {"k": 32, "knn_temperature": 3.0, "lam": 0.3, "nprobe": 32, "distances": "index"}
     files.write_stamped(run.store.path / "index" / "default" / "settings.json", settings)
     before = {path: path.read_bytes() for path in run.store.path.glob("index/*/*.json")}
-    memory = run.memories.adapt(run.memories.tuned(run.store, "paper"), 0.1)
+    memory = run.memories.gate(run.memories.tune(run.store, "paper"), 0.1)
     assert {path: path.read_bytes() for path in before} == before
-    assert run.store.adaptors == ["measured-paper"] and memory.retriever.index.nprobe == 32
+    assert run.store.gates == ["measured-paper"] and memory.retriever.index.nprobe == 32
     noted = files.read_stamped(run.store.path / "index" / "measured-paper" / "settings.json")
     trace = run.memories.valid.trace(memory.retriever, memory.settings.k)
     assert noted["perplexity"] == pytest.approx(best_setting(trace).perplexity)

@@ -59,7 +59,7 @@ def test_a_point_is_what_the_commands_give(store, lm, texts, tmp_path, over, val
     setup, search = point.setup, point.setup.search
     assert (setup.records, setup.dim, search.k, search.nprobe) == (len(made), made.dim, k, nprobe)
     assert point.perplexity == pytest.approx(best.perplexity, rel=1e-6)
-    assert (search.temperature, search.lam) == (best.temperature, best.lam)
+    assert (search.knn_temperature, search.lam) == (best.knn_temperature, best.lam)
     assert setup.store_bytes == pytest.approx(made.bytes, rel=0.02) and setup.index_bytes > 0
     assert (
         as_it_is.value is None and as_it_is.setup.records == len(store) and as_it_is.perplexity < found.nlm_perplexity
@@ -134,15 +134,15 @@ def test_the_command_prints_writes_and_draws(nearlm, store, texts, tmp_path):
 @pytest.mark.parametrize(
     ("over", "values", "options", "message"),
     [
-        ("size", [1], {}, "--over is 'size'"),
+        ("size", [1], {}, "`over` is 'size'"),
         ("keep", [], {}, "needs values"),
         ("keep", [1.5], {}, "between 0 and 1"),
         ("dim", [0.5], {}, "whole numbers"),
         ("dim", [9999], {}, "at most 32"),
         ("k", [0], {}, "whole numbers"),
-        ("keep", [0.5], {"method": "luck"}, "--method is 'luck'"),
-        ("dim", [8], {"method": "merge"}, "--method means nothing"),
-        ("keep", [0.5], {"k": 0}, "--k is 0"),
+        ("keep", [0.5], {"method": "luck"}, "`method` is 'luck'"),
+        ("dim", [8], {"method": "merge"}, "`method` has no effect"),
+        ("keep", [0.5], {"k": 0}, "`k` is 0"),
         ("nprobe", [2], {"factory": "flat"}, "no lists"),
     ],
 )

@@ -49,7 +49,7 @@ def test_unknown_names_are_refused_with_those_there_are(store):
         open_index(Datastore.open(store.path), "none")
     with pytest.raises(OptionError, match="plain name"):
         open_index(store, "../x")
-    with pytest.raises(OptionError, match="--distances"):
+    with pytest.raises(OptionError, match="`distances`"):
         Retriever(store, "exact", distances="parent?")
     assert json.loads((store.path / "index" / "exact" / "index.json").read_text())["factory"] == "flat"
 

@@ -41,7 +41,7 @@ def test_the_automatic_index_scans_whitened_keys(store, queries, monkeypatch):
     described = build_index(store, "auto", name="auto", nprobe=1000, quiet=True)
     assert described.recall > 0.97 and described.distance_error < 0.01
     retriever = Retriever(store, "auto")
-    keys, x = retriever.index.transformed(store.keys[:]), retriever.index.transformed(queries)
+    keys, x = retriever.index.transform_keys(store.keys[:]), retriever.index.transform_keys(queries)
     d = ((x[:, None] - keys) ** 2).sum(-1)
     most = retriever.search(queries, 60)
     np.testing.assert_allclose(most.distances, np.sort(d, axis=1)[:, :60], rtol=0.05)

@@ -100,7 +100,7 @@ def test_keep_is_reached_closely_from_below(store, tmp_path, keep):
 
 
 def test_a_share_out_of_reach_names_the_least(store, tmp_path):
-    with pytest.raises(OptionError, match=r"leaves 7 of 153 records.*least that can be reached is --keep 0\.0458"):
+    with pytest.raises(OptionError, match=r"leaves 7 of 153 records.*least that can be reached is `keep=0\.0458"):
         prune_store(store, "kmeans", tmp_path / "made", keep=0.01, top_tokens=4, quiet=True)
 
 
@@ -155,8 +155,8 @@ def test_groups_too_large_for_memory_are_cut(store, tmp_path, monkeypatch):
         ({"ratio": 0.5}, "at least 1 record"),
         ({"ratio": float("inf")}, "at least 1 record"),
         ({"ratio": 5.0, "keep": 0.5}, "not both"),
-        ({"top_tokens": 0}, "--top-tokens is 0"),
-        ({"neighbors": 3}, "--neighbors means nothing"),
+        ({"top_tokens": 0}, "`top_tokens` is 0"),
+        ({"neighbors": 3}, "`neighbors` has no effect"),
     ],
 )
 def test_nonsense_is_refused(store, tmp_path, options, message):

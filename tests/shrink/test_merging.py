@@ -141,12 +141,12 @@ def test_keep_takes_the_smallest_k_and_stops_at_the_target(places, tmp_path):
 
 def test_a_share_out_of_reach_names_the_least_there_is_and_leaves_nothing(places, tmp_path):
     out = tmp_path / "made"
-    with pytest.raises(OptionError, match="least that can be reached is --keep") as refused:
+    with pytest.raises(OptionError, match="least that can be reached is `keep=") as refused:
         prune_store(places, "merge", out, keep=0.01, quiet=True)
     least = min(len(oracle_of(places, k, 0)[0]) for k in range(2, 102))
     assert f"leaves {least:,} of 300" in str(refused.value)
     assert [path.name for path in out.iterdir()] == [".lock"]
-    reachable = float(str(refused.value).split("--keep ")[-1].split()[0])
+    reachable = float(str(refused.value).split("`keep=")[-1].split("`")[0])
     assert len(prune_store(places, "merge", out, keep=reachable, quiet=True)) == least
 
 
@@ -159,7 +159,7 @@ def test_a_share_out_of_reach_names_the_least_there_is_and_leaves_nothing(places
         ({"neighbors": 102}, "2 to 101"),
         ({"keep": 0.0}, "more than 0"),
         ({"keep": float("nan")}, "more than 0"),
-        ({"keep": 0.5, "ratio": 3.0}, "--ratio means nothing to --method merge"),
+        ({"keep": 0.5, "ratio": 3.0}, "`ratio` has no effect with `method='merge'`"),
         ({"keep": 0.5, "index": "../x"}, "plain name"),
     ],
 )

@@ -22,9 +22,9 @@ def store(tmp_path_factory, model_folder):
 def test_p_knn_of_a_merged_store_is_weighted(nearlm, store, tmp_path):
     nearlm("prune", store, "--method", "merge", "--neighbors", 12, "--out", tmp_path / "made", "-q")
     nearlm("index", tmp_path / "made", "-q")
-    knnlm = load_knnlm(tmp_path / "made", lam=0.5, temperature=3.0, k=64)
+    knnlm = load_knnlm(tmp_path / "made", lam=0.5, knn_temperature=3.0, k=64)
     made, text = knnlm.store, "the licence grants rights to any person"
-    (batch,) = knnlm._scored(knnlm._document(text))
+    (batch,) = knnlm._score_batches(knnlm._document(text))
     scores, near = batch.scores, batch.near
     assert near.weights.max() > 1
     np.testing.assert_array_equal(near.weights, made.weights.take(near.ids))

@@ -98,12 +98,12 @@ def test_survivors_keep_their_weights(store, tmp_path):
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        ("random", {}, "needs --keep"),
-        ("rank", {}, "needs --keep"),
+        ("random", {}, "needs `keep`"),
+        ("rank", {}, "needs `keep`"),
         ("random", {"keep": 1.5}, "at most 1"),
-        ("rank", {"keep": 0.5, "k": 1}, "--k is 1"),
-        ("random", {"keep": 0.5, "count_self": True}, "--count-self means nothing to --method random"),
-        ("rank", {"keep": 0.5, "seed": 1}, "--seed means nothing"),
+        ("rank", {"keep": 0.5, "k": 1}, "`k` is 1"),
+        ("random", {"keep": 0.5, "count_self": True}, "`count_self` has no effect with `method='random'`"),
+        ("rank", {"keep": 0.5, "seed": 1}, "`seed` has no effect"),
         ("best", {}, "expected one of random, kmeans, merge, rank"),
     ],
 )

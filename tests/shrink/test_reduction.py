@@ -131,7 +131,7 @@ def test_the_model_still_fits_and_text_is_refused(tmp_path, lm):
 def test_too_large_keys_are_refused(tmp_path):
     keys = np.full((50, 4), 60000, np.float16) * np.sign(np.random.default_rng(0).normal(size=(50, 1)))
     store = make_store(tmp_path / "store", keys.astype(np.float16), np.zeros(50, int))
-    with pytest.raises(StoreError, match="--key-dtype float32"):
+    with pytest.raises(StoreError, match="`key_dtype='float32'`"):
         reduce_store(store, 1, tmp_path / "made", quiet=True)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearlm.shrink.selection import Centroids, Selection, renumbered, target
+from nearlm.shrink.selection import Centroids, Selection, renumber, target
 
 
 @given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1))))
@@ -16,7 +16,7 @@ def test_survivors_stand_for_themselves_and_others_are_dropped(case):
     found = Selection.of_survivors(kept, records, {"a": 1})
     assert found.stands[kept].tolist() == list(range(len(kept))) and found.result == {"a": 1}
     assert (np.delete(found.stands, kept) == -1).all() and len(found.stands) == records
-    np.testing.assert_array_equal(renumbered(kept, records), found.stands)
+    np.testing.assert_array_equal(renumber(kept, records), found.stands)
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=50))

@@ -299,7 +299,7 @@ def test_real_kills_and_an_interrupt_change_no_byte(runner, model_folder, text_f
 
     assert runner(command("store"), signal.SIGINT, 30) == 130
     said = [line for line in runner.stderr.read_text().splitlines() if line]
-    assert said[-1] == "nearlm: interrupted; the same command goes on where it stopped"
+    assert said[-1] == "nearlm: interrupted; the same command resumes where it stopped"
     assert not [line for line in said if "Traceback" in line]
     with pytest.raises(StoreError, match="unfinished build"):
         Datastore.open(tmp_path / "store")

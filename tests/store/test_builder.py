@@ -127,7 +127,7 @@ class TestRefused:
         (tmp_path / "photos").mkdir()
         (tmp_path / "photos" / "me.jpg").write_bytes(b"jpg")
         for restart in (False, True):
-            with pytest.raises(StoreError, match=r"photos is no store but holds 'me.jpg'"):
+            with pytest.raises(StoreError, match=r"photos is not a store but holds 'me.jpg'"):
                 make("photos", restart=restart)
         assert everything(tmp_path / "photos") == {"me.jpg": b"jpg"}
 
@@ -148,7 +148,7 @@ class TestRefused:
         before = everything(tmp_path / "store")
         with pytest.raises(StoreError, match="finished store, made with other options"):
             make(window=16)
-        with pytest.raises(StoreError, match="finished store; --restart throws away unfinished builds only"):
+        with pytest.raises(StoreError, match="finished store; `restart=True` throws away unfinished builds only"):
             make(restart=True)
         assert everything(tmp_path / "store") == before
 
@@ -185,7 +185,7 @@ class TestRefused:
         with pytest.raises(StoreError) as error:
             make(**{"batch_tokens": 64, **changed})
         assert f"was begun with another {named}" in str(error.value)
-        assert "--restart" in str(error.value)
+        assert "`restart=True`" in str(error.value)
         assert everything(tmp_path / "store") == before
 
     def test_another_text_model_or_torch_on_resume(self, make, monkeypatch, tmp_path, tokenizer):
@@ -234,19 +234,19 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"window": 0}, "--window is 0, expected at least 1"),
-            ({"window": -5}, "--window is -5"),
-            ({"window": 257}, "--window is 257, but .* reads at most 256 tokens"),
+            ({"window": 0}, "`window` is 0, expected at least 1"),
+            ({"window": -5}, "`window` is -5"),
+            ({"window": 257}, "`window` is 257, but .* reads at most 256 tokens"),
             ({"window": 10**12}, "reads at most 256"),
-            ({"stride": 0}, "--stride is 0"),
-            ({"stride": 33}, "--stride is 33, expected 1 to the window's 32"),
-            ({"max_tokens": 1}, "--max-tokens is 1, expected at least 2"),
-            ({"max_tokens": -1}, "--max-tokens is -1"),
-            ({"batch_tokens": 0}, "--batch-tokens is 0"),
-            ({"shard_records": 0}, "--shard-records is 0"),
-            ({"shard_records": -1}, "--shard-records is -1"),
-            ({"key_dtype": "int8"}, "--key-dtype is 'int8', expected one of float16, float32"),
-            ({"separator": ""}, "--separator '' gives no token"),
+            ({"stride": 0}, "`stride` is 0"),
+            ({"stride": 33}, "`stride` is 33, expected 1 to the window's 32"),
+            ({"max_tokens": 1}, "`max_tokens` is 1, expected at least 2"),
+            ({"max_tokens": -1}, "`max_tokens` is -1"),
+            ({"batch_tokens": 0}, "`batch_tokens` is 0"),
+            ({"shard_records": 0}, "`shard_records` is 0"),
+            ({"shard_records": -1}, "`shard_records` is -1"),
+            ({"key_dtype": "int8"}, "`key_dtype` is 'int8', expected one of float16, float32"),
+            ({"separator": ""}, "`separator=''` gives no token"),
             ({"model": None}, "no model was given"),
         ],
     )
@@ -462,11 +462,11 @@ class TestAppend:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"window": 16}, "--window is 16, but the store was built with 32; leave it out"),
-            ({"stride": 16}, "--stride is 16, but the store was built with 32"),
-            ({"pack": True}, "--pack is True, but the store was built with False"),
-            ({"key_dtype": "float32"}, "--key-dtype is float32, but the store was built with float16"),
-            ({"separator": "none"}, "--separator is none, but the store was built with eos"),
+            ({"window": 16}, "`window` is 16, but the store was built with 32; leave it out"),
+            ({"stride": 16}, "`stride` is 16, but the store was built with 32"),
+            ({"pack": True}, "`pack` is True, but the store was built with False"),
+            ({"key_dtype": "float32"}, "`key_dtype` is float32, but the store was built with float16"),
+            ({"separator": "none"}, "`separator` is none, but the store was built with eos"),
         ],
     )
     def test_refuses_conflicting_options(self, options, message, make, more, tmp_path):
@@ -528,6 +528,6 @@ def test_a_tokenizer_without_eos_ends_documents_with_nothing(tmp_path):
 
 def test_a_mistake_in_the_text_does_not_block_the_corrected_command(tmp_path, lm):
     (tmp_path / "rows.jsonl").write_text('{"body": "the licence grants rights"}\n')
-    with pytest.raises(TextError, match="--field"):
+    with pytest.raises(TextError, match="`field`"):
         build(lm, str(tmp_path / "rows.jsonl"), tmp_path / "store", quiet=True)
     assert len(build(lm, str(tmp_path / "rows.jsonl"), tmp_path / "store", field="body", quiet=True))

@@ -35,7 +35,7 @@ def test_a_finished_store_is_found_and_another_is_refused(store, tmp_path, capsy
             again()
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("x")
-    with pytest.raises(StoreError, match="no store but holds"):
+    with pytest.raises(StoreError, match="not a store but holds"):
         reduce_store(store, 4, tmp_path / "notes")
 
 

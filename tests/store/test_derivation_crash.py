@@ -114,6 +114,6 @@ def test_after_an_index_of_another_kind_an_unfinished_merge_is_refused(parent, t
         STEPS["merge"](store, tmp_path / "made")
     assert not (tmp_path / "made" / "manifest.json").exists()
     build_index(store, "SQ8", quiet=True)
-    with pytest.raises(StoreError, match=r"parent or index has changed.*--restart"):
+    with pytest.raises(StoreError, match=r"parent or index has changed.*`restart=True`"):
         STEPS["merge"](store, tmp_path / "made")
     assert len(prune_store(store, "merge", tmp_path / "made", keep=0.7, restart=True, quiet=True))

@@ -22,9 +22,9 @@ def test_every_file_has_the_name_that_stores_have_always_had():
     assert (index.description, index.settings) == (Path("s/index/mine/index.json"), Path("s/index/mine/settings.json"))
     assert (index.neighbors, index.ranks) == (Path("s/index/mine/neighbors.npy"), Path("s/index/mine/ranks.npy"))
     assert index.data("data-1").codes == Path("s/index/mine/data-1/codes.npy")
-    adaptor = layout.adaptor("mine")
-    assert adaptor.weights == Path("s/adaptor/mine/adaptor.safetensors")
-    assert adaptor.description == Path("s/adaptor/mine/adaptor.json")
+    gate = layout.gate("mine")
+    assert gate.weights == Path("s/gate/mine/gate.safetensors")
+    assert gate.description == Path("s/gate/mine/gate.json")
     assert layout.ngrams.table("counts", "int64", 3).path == Path("s/ngrams/counts.npy")
 
 
@@ -44,21 +44,21 @@ def test_a_shard_has_weights_only_if_records_have():
 
 @pytest.mark.parametrize("name", ["", "a/b", "../x", "/x", ".", "..", ".hidden"])
 def test_names_that_are_no_plain_names_are_refused(name):
-    with pytest.raises(OptionError, match=r"--index is .*expected a plain name"):
+    with pytest.raises(OptionError, match=r"`index` is .*expected a plain name"):
         Layout(Path("s")).index(name)
-    with pytest.raises(OptionError, match=r"--adaptor is .*expected a plain name"):
-        Layout(Path("s")).adaptor(name)
+    with pytest.raises(OptionError, match=r"`gate` is .*expected a plain name"):
+        Layout(Path("s")).gate(name)
 
 
 def test_only_what_is_finished_is_listed(tmp_path):
     layout = Layout(tmp_path)
-    assert layout.indexes == layout.adaptors == [] and not layout.is_store
-    for place in (layout.index("b"), layout.index("a"), layout.adaptor("c")):
+    assert layout.indexes == layout.gates == [] and not layout.is_store
+    for place in (layout.index("b"), layout.index("a"), layout.gate("c")):
         place.folder.mkdir(parents=True)
-    assert layout.indexes == layout.adaptors == []
-    for place in (layout.index("b"), layout.index("a"), layout.adaptor("c")):
+    assert layout.indexes == layout.gates == []
+    for place in (layout.index("b"), layout.index("a"), layout.gate("c")):
         place.description.touch()
-    assert (layout.indexes, layout.adaptors) == (["a", "b"], ["c"])
+    assert (layout.indexes, layout.gates) == (["a", "b"], ["c"])
 
 
 def test_what_a_build_may_have_written_is_nothing_of_the_users(tmp_path):

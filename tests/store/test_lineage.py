@@ -22,7 +22,7 @@ def test_a_parent_that_is_gone_or_changed_is_named(store, tmp_path):
         build_index(store, "flat", quiet=True)
         Retriever(store, distances="parent")
     store.path.rename(tmp_path / "elsewhere")
-    with pytest.raises(StoreError, match=r"not at .*store any more"):
+    with pytest.raises(StoreError, match=r"no longer at .*store"):
         Retriever(made, distances="parent")
     make_store(tmp_path / "store", np.ones((4, 12), np.float16), [1, 2, 3, 4])
     with pytest.raises(StoreError, match="has changed since"):

@@ -45,7 +45,7 @@ def test_what_is_no_store_is_refused(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="is a file, expected the folder of a store"):
         Datastore.open(tmp_path / "file")
-    with pytest.raises(StoreError, match=r"has no manifest\.json, so it is no store"):
+    with pytest.raises(StoreError, match=r"has no manifest\.json, so it is not a store"):
         Datastore.open(tmp_path)
 
 

@@ -17,11 +17,11 @@ def test_options_are_frozen():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"window": 0}, "--window is 0, expected at least 1"),
-        ({"stride": -1}, "--stride is -1"),
-        ({"batch_tokens": 0}, "--batch-tokens is 0"),
-        ({"shard_records": 0}, "--shard-records is 0"),
-        ({"key_dtype": "int8"}, "--key-dtype is 'int8', expected one of float16, float32"),
+        ({"window": 0}, "`window` is 0, expected at least 1"),
+        ({"stride": -1}, "`stride` is -1"),
+        ({"batch_tokens": 0}, "`batch_tokens` is 0"),
+        ({"shard_records": 0}, "`shard_records` is 0"),
+        ({"key_dtype": "int8"}, "`key_dtype` is 'int8', expected one of float16, float32"),
     ],
 )
 def test_nonsense_is_refused_at_once(wrong, message):
@@ -30,22 +30,22 @@ def test_nonsense_is_refused_at_once(wrong, message):
 
 
 def test_defaults_are_filled_in_for_the_model(lm):
-    found = BuildOptions().resolved(lm, None)
+    found = BuildOptions().resolve_options(lm, None)
     assert (found.window, found.stride, found.pack, found.separator) == (256, 256, False, "eos")
     assert (found.key_dtype, found.key_tap, found.batch_tokens) == ("float16", lm.tap.path, 2048)
-    assert BuildOptions(window=16).resolved(lm, None).stride == 16
+    assert BuildOptions(window=16).resolve_options(lm, None).stride == 16
     with pytest.raises(OptionError, match="reads at most 256 tokens"):
-        BuildOptions(window=300).resolved(lm, None)
+        BuildOptions(window=300).resolve_options(lm, None)
     with pytest.raises(OptionError, match="stride"):
-        BuildOptions(window=16, stride=17).resolved(lm, None)
+        BuildOptions(window=16, stride=17).resolve_options(lm, None)
 
 
 def test_an_append_takes_what_the_store_has_and_refuses_others(lm, kept):
     manifest = Datastore.open(kept).manifest
-    found = BuildOptions(window=16).resolved(lm, manifest)
+    found = BuildOptions(window=16).resolve_options(lm, manifest)
     assert (found.window, found.stride, found.key_dtype) == (16, 16, "float16")
-    with pytest.raises(OptionError, match="--window is 8, but the store was built with 16; leave it out"):
-        BuildOptions(window=8).resolved(lm, manifest)
+    with pytest.raises(OptionError, match="`window` is 8, but the store was built with 16; leave it out"):
+        BuildOptions(window=8).resolve_options(lm, manifest)
 
 
 def made_plan(lm, **changed):
@@ -54,7 +54,7 @@ def made_plan(lm, **changed):
         field="text",
         glob=None,
         max_tokens=None,
-        options=BuildOptions(window=8).resolved(lm, None),
+        options=BuildOptions(window=8).resolve_options(lm, None),
         bos=[0],
         separator=[1],
         model="m",
@@ -72,7 +72,7 @@ def test_a_plan_is_the_same_on_another_machine_but_not_for_another_text(lm):
     plan = made_plan(lm)
     for machine in ({"threads": 8}, {"torch": "3"}, {"probe": "q"}, {"append_to": "x"}):
         assert made_plan(lm, **machine).identity == plan.identity
-    wide = BuildOptions(window=9).resolved(lm, None)
+    wide = BuildOptions(window=9).resolve_options(lm, None)
     for other in ({"texts": ["u"]}, {"max_tokens": 9}, {"model": "n"}, {"field": "f"}, {"options": wide}):
         assert made_plan(lm, **other).identity != plan.identity
 

@@ -10,15 +10,15 @@ from nearlm.store.settings import read_defaults
 
 
 def test_what_is_given_is_what_is_not_none():
-    assert SearchSettings().given == {}
-    assert SearchSettings(lam=0.0, k=3, skip="auto").given == {"lam": 0.0, "k": 3, "skip": "auto"}
-    assert Tuned(k=3, perplexity=7.0, tokens=5, text="x").given == {"k": 3}
+    assert SearchSettings().values == {}
+    assert SearchSettings(lam=0.0, k=3, skip="auto").values == {"lam": 0.0, "k": 3, "skip": "auto"}
+    assert Tuned(k=3, perplexity=7.0, tokens=5, text="x").values == {"k": 3}
 
 
 def test_others_are_taken_only_where_nothing_was_said():
     mine = SearchSettings(k=3, lam=0.0)
-    theirs = SearchSettings(k=9, lam=0.5, temperature=2.0, index="a")
-    assert mine.over(theirs) == SearchSettings(k=3, lam=0.0, temperature=2.0, index="a")
+    theirs = SearchSettings(k=9, lam=0.5, knn_temperature=2.0, index="a")
+    assert mine.over(theirs) == SearchSettings(k=3, lam=0.0, knn_temperature=2.0, index="a")
     assert mine.over(None) == mine == mine.over(SearchSettings())
     tuned = Tuned(k=4, perplexity=7.0).over(theirs)
     assert isinstance(tuned, Tuned) and (tuned.k, tuned.lam, tuned.perplexity) == (4, 0.5, 7.0)
@@ -27,12 +27,12 @@ def test_others_are_taken_only_where_nothing_was_said():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"lam": -0.1}, "--lam is -0.1, expected 0 to 1"),
-        ({"lam": float("nan")}, "--lam is nan"),
-        ({"temperature": 0.0}, "--temperature is 0.0, expected more than 0"),
-        ({"k": 0}, "--k is 0, expected at least 1"),
-        ({"nprobe": -1}, "--nprobe is -1, expected at least 1"),
-        ({"distances": "near"}, "--distances is 'near', expected one of index, store, parent"),
+        ({"lam": -0.1}, "`lam` is -0.1, expected 0 to 1"),
+        ({"lam": float("nan")}, "`lam` is nan"),
+        ({"knn_temperature": 0.0}, "`knn_temperature` is 0.0, expected more than 0"),
+        ({"k": 0}, "`k` is 0, expected at least 1"),
+        ({"nprobe": -1}, "`nprobe` is -1, expected at least 1"),
+        ({"distances": "near"}, "`distances` is 'near', expected one of index, store, parent"),
     ],
 )
 def test_nonsense_is_refused(wrong, message):
@@ -55,21 +55,22 @@ def test_what_was_tuned_reads_back_with_its_index(layout):
 
 
 def test_settings_as_older_versions_wrote_them_are_read(layout):
-    old = {"k": 64, "temperature": 2.0, "lam": 0.3, "perplexity": 9.5}
+    old = {"k": 64, "lam": 0.3, "perplexity": 9.5}
     old |= {"nprobe": None, "distances": "index", "tokens": 100, "text": "abc"}
-    files.write_stamped(layout.index("default").settings, old)
+    files.write_stamped(layout.index("default").settings, {**old, "temperature": 2.0})
     found = read_tuned(layout, "default")
     assert {name: getattr(found, name) for name in old} == old
-    assert found.index == "default" and (found.adaptor, found.skip, found.budget) == (None, None, None)
+    assert found.index == "default" and found.knn_temperature == 2.0
+    assert (found.gate, found.skip, found.budget) == (None, None, None)
 
 
 def test_defaults_are_the_default_index_until_they_are_written(layout):
     assert read_defaults(layout) == SearchSettings(index="default")
-    for chosen in (SearchSettings(index="a", adaptor="b", skip=0.25), SearchSettings(index="a")):
+    for chosen in (SearchSettings(index="a", gate="b", skip=0.25), SearchSettings(index="a")):
         write_defaults(layout, chosen)
         assert read_defaults(layout) == chosen
-    files.write_stamped(layout.defaults, {"index": "a", "adaptor": None, "skip": None})  # as older versions did
-    assert read_defaults(layout) == SearchSettings(index="a")
+    files.write_stamped(layout.defaults, {"index": "a", "adaptor": "b", "skip": 0.5})  # as older versions did
+    assert read_defaults(layout) == SearchSettings(index="a", gate="b", skip=0.5)
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(SearchSettings)])

@@ -18,7 +18,7 @@ def scaled(factor: float, tokenizer) -> LM:
 
 
 def test_keys_too_large_for_float16_are_refused_and_fit_float32(make, tokenizer):
-    with pytest.raises(ModelError, match=r"a key of huge reaches \d+, more than float16's 65504; use --key-dtype"):
+    with pytest.raises(ModelError, match=r"a key of huge reaches \d+, more than float16's 65504; use `key_dtype="):
         make(model=scaled(1e5, tokenizer))
     store = make("wide", model=scaled(1e5, tokenizer), key_dtype="float32")
     assert np.abs(store.keys[:]).max() > 65504

@@ -39,7 +39,7 @@ def test_only_an_empty_folder_a_store_or_a_begun_job_may_be_written_to(tmp_path)
     (folder / ".lock").touch()
     refuse_foreign(folder, job)
     (folder / "mine.txt").touch()
-    with pytest.raises(StoreError, match=r"is no store but holds 'mine.txt'"):
+    with pytest.raises(StoreError, match=r"is not a store but holds 'mine.txt'"):
         refuse_foreign(folder, job)
     job.begin({})
     refuse_foreign(folder, job)

@@ -94,7 +94,7 @@ def test_strict_refuses_what_is_counted_otherwise(tmp_path):
         lenient = Corpus([text])
         read(lenient)
         assert sum(lenient.problems.values()) == 1, problem
-        with pytest.raises(TextError, match=f"{problem}.*--strict"):
+        with pytest.raises(TextError, match=f"{problem}.*`strict`"):
             read(Corpus([text], strict=True))
 
 

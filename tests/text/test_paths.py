@@ -46,7 +46,7 @@ def test_glob_option_chooses_files_of_a_folder(folder, pattern, names):
 
 @pytest.mark.parametrize("pattern", ["", "/etc/*", "../*", "sub/../*"])
 def test_glob_option_stays_inside_the_folder(folder, pattern):
-    with pytest.raises(OptionError, match="--glob"):
+    with pytest.raises(OptionError, match="`glob`"):
         Corpus([str(folder)], glob=pattern)
 
 
@@ -124,7 +124,7 @@ def test_texts_that_are_not_there_are_refused_at_once(text, message):
 
 def test_a_folder_without_text_and_no_text_at_all_are_refused(tmp_path, folder):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(TextError, match="--glob"):
+    with pytest.raises(TextError, match="`glob`"):
         Corpus([str(tmp_path / "empty")])
     with pytest.raises(TextError, match=r"\*\.zip"):
         Corpus([str(folder)], glob="*.zip")

@@ -61,7 +61,7 @@ def test_a_first_row_may_lack_a_value_but_not_the_field(tmp_path):
     ("line", "message"),
     [
         ("{broken", "a.jsonl:1 is not JSON"),
-        ('{"a": 1, "b": 2}', r"no field 'text' \(it has a, b\).*--field"),
+        ('{"a": 1, "b": 2}', r"no field 'text' \(it has a, b\).*`field`"),
         ('{"text": 5}', "has a int in field 'text'"),
         ("[1, 2]", "is a JSON list"),
         ("{}", "it has nothing"),

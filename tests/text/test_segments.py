@@ -16,5 +16,5 @@ def test_framing_follows_the_tokenizer_and_the_separator(tokenizer):
 
 
 def test_a_separator_of_no_token_is_refused(tokenizer):
-    with pytest.raises(OptionError, match="--separator"):
+    with pytest.raises(OptionError, match="`separator="):
         Framing.of(tokenizer, "")

@@ -24,5 +24,5 @@ def test_what_is_opened_is_read_as_the_source_says(tmp_path):
 
 @pytest.mark.parametrize("tokens", [1, 0, -5])
 def test_fewer_than_two_tokens_are_refused(tokens):
-    with pytest.raises(OptionError, match=f"--max-tokens is {tokens}, expected at least 2"):
+    with pytest.raises(OptionError, match=f"`max_tokens` is {tokens}, expected at least 2"):
         TextSource(("a",), max_tokens=tokens)

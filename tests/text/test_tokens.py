@@ -20,7 +20,7 @@ from nearlm.text.tokens import (
     check_not_empty,
     document_bounds,
     encode,
-    finished,
+    finished_stream,
     read_checksums,
 )
 from tiny import make_text
@@ -93,7 +93,7 @@ def test_documents_and_sources_say_where_everything_is(tmp_path, tokenizer):
     assert (state.tokens, state.documents, state.read) == (len(tokens), 5, 7)
     assert state.problems == {"empty document": 2}
     assert state.examples == {"empty document": "in/b.jsonl:3"}
-    assert finished(jobs.Job(tmp_path / "out", "build")) == state
+    assert finished_stream(jobs.Job(tmp_path / "out", "build")) == state
 
 
 def test_files_are_plain_npy_of_the_stated_types(tmp_path, text_folder, tokenizer):
@@ -247,7 +247,7 @@ def test_text_that_was_read_already_may_not_change(tmp_path, text_folder, tokeni
     assert stop_after(tmp_path / "out", Corpus([str(text_folder)]), tokenizer, 5)
     assert noted(tmp_path / "out")["read"] > 1
     change(text_folder)
-    with pytest.raises(StoreError, match=r"changed.*--restart"):
+    with pytest.raises(StoreError, match=r"changed.*`restart=True`"):
         run(tmp_path / "out", Corpus([str(text_folder)]), tokenizer)
 
 

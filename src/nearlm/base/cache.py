@@ -26,7 +26,7 @@ def store_folder(store: str | Path) -> Path:
             return Path(store).expanduser()
         return Path(store)
     if Path(name).name != name or name == "..":
-        raise OptionError(f"{str(store)!r} is no store in the cache; expected cache:NAME, with a NAME without slashes")
+        raise OptionError(f"{str(store)!r} is not a store in the cache; expected cache:NAME without slashes")
     return cache_dir() / "stores" / name
 
 

@@ -32,13 +32,13 @@ class MissingExtraError(NearLMError):
         super().__init__(f"{what} needs an optional dependency; install it with: pip install 'nearlm[{extra}]'")
 
 
-def flag(name: str) -> str:
-    """Write an option's name as on the command line."""
-    return f"--{name.replace('_', '-')}"
+def parameter(name: str) -> str:
+    """Write a parameter's name in a message, so that the command line can tell that it is one."""
+    return f"`{name}`"
 
 
 def check_at_least(least: int, **options: float | None) -> None:
     """Refuse the first of these options that is given and too small."""
     for name, value in options.items():
         if value is not None and value < least:
-            raise OptionError(f"{flag(name)} is {value}, expected at least {least}")
+            raise OptionError(f"{parameter(name)} is {value}, expected at least {least}")

@@ -12,7 +12,7 @@ _LINE_SECONDS = 15.0
 
 
 class _Console(Console):
-    """Standard error; a job goes on when nobody listens any more."""
+    """Standard error; a job continues when nobody listens any more."""
 
     def on_broken_pipe(self) -> None:
         """Say no more."""
@@ -70,7 +70,7 @@ QUIET = Reporter(quiet=True)
 
 
 class Rate:
-    """Things done a second since the start."""
+    """Things done per second since the start."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -5,6 +5,7 @@ A command's module is imported when the command is called, so that `nearlm --hel
 
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
@@ -21,23 +22,23 @@ _COMMANDS = {
     "shrinking:prune": "Make a store with fewer records, weighted by what they stand for.",
     "shrinking:index": "Make a search index over a store's keys, or bring it up to date.",
     "memory:tune": "Choose λ, T and k on a validation text, and keep them with the index.",
-    "learning:adapt": "Learn on a validation text when to ask the memory, and how much to trust it.",
+    "learning:gate": "Train a gate on a validation text: when to skip retrieval, and how much to trust the memory.",
     "memory:eval": "Perplexity and speed over a text, and where the time went.",
     "memory:generate": "Continue a prompt with the model and its memory.",
-    "learning:ablate": "Take an adaptor apart on a test text: masks, weights, features, objectives.",
+    "learning:ablate": "Take a gate apart on a test text: masks, weights, features, objectives.",
     "learning:sweep": "Vary one thing of a store and measure what it costs.",
     "memory:optimize": "Make the fastest store within a perplexity budget, ready to use.",
     "reproduction:demo": "From nothing to a fast memory: SmolLM2 and licence texts.",
     "reproduction:reproduce": "Measure every table and figure of the paper, and make a page of them.",
 }
-_RESUMES = {"build", "reduce", "prune", "index", "tune", "adapt", "ablate", "sweep", "optimize", "demo", "reproduce"}
+_RESUMES = {"build", "reduce", "prune", "index", "tune", "gate", "ablate", "sweep", "optimize", "demo", "reproduce"}
 
 _EXAMPLES = {
     "build": "nearlm build --model smollm2-135m --text spdx:train --max-tokens 20000 --out mystore",
     "prune": "nearlm prune mystore --method merge --keep 0.6 --out smaller",
     "optimize": "nearlm optimize mystore --text valid/ --out fast",
 }
-_RESUMED = "Interrupted at any moment, the same command goes on where it stopped."
+_RESUMED = "Interrupted at any moment, the same command resumes where it stopped."
 
 app = App(
     name="nearlm",
@@ -68,12 +69,12 @@ def main() -> NoReturn:
     code = 0
     message = ""
     try:
-        app(list(spelled_out(arguments)))
+        app(list(spell_out(arguments)))
         _flush()
     except KeyboardInterrupt:
         code = 130
         resumes = _RESUMES & set(arguments)
-        message = f"interrupted{'; the same command goes on where it stopped' if resumes else ''}"
+        message = f"interrupted{'; the same command resumes where it stopped' if resumes else ''}"
     except Exception as error:
         if debug:
             import traceback
@@ -81,11 +82,11 @@ def main() -> NoReturn:
             traceback.print_exc()
         code, message = _verdict(error)
     if message:
-        print(f"nearlm: {' '.join(message.split())}", file=sys.stderr)
+        print(f"nearlm: {' '.join(as_flags(message).split())}", file=sys.stderr)
     _leave(code)
 
 
-def spelled_out(arguments: Sequence[str]) -> Iterator[str]:
+def spell_out(arguments: Sequence[str]) -> Iterator[str]:
     """Yield what was typed without --debug, and with a lone - (stdin) as the value of --text, not as an option."""
     typed = [argument for argument in arguments if argument != "--debug"]
     for before, argument, after in zip(["", *typed], typed, [*typed[1:], ""], strict=False):
@@ -95,6 +96,20 @@ def spelled_out(arguments: Sequence[str]) -> Iterator[str]:
             yield from ("--text", argument)
         elif (argument, after) != ("--text", "-"):
             yield argument
+
+
+def as_flags(message: str) -> str:
+    """Write parameters that the library names, `skip='auto'`, as on the command line, --skip auto."""
+    return re.sub(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`", _as_flag, message)
+
+
+def _as_flag(found: re.Match[str]) -> str:
+    name = found[1].replace("_", "-")
+    if found[2] == "False":
+        return f"--no-{name}"
+    if found[2] in (None, "True"):
+        return f"--{name}"
+    return f"--{name} {found[2].strip(chr(39))}"
 
 
 def _verdict(error: Exception) -> tuple[int, str]:

@@ -24,10 +24,10 @@ def write_continuation(knnlm: KNNLM, prompt: str, *, chat: bool, seed: int, expl
     if explain:
         print()
         for one in knnlm.explain([*start, *new], first=len(start)):
-            print(explained(one))
+            print(format_explanation(one))
 
 
-def explained(one: Explanation) -> str:
+def format_explanation(one: Explanation) -> str:
     """Write one token's explanation on a line, with a line for each of the nearest contexts."""
     lines = [f"{one.token!r:18} p_LM {one.p_lm:.4f}  p_kNN {one.p_knn:.4f}  λ {one.lam:.2f}  p {one.p:.4f}"]
     for distance, context in one.nearest:

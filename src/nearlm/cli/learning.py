@@ -1,4 +1,4 @@
-"""Commands that train an adaptor, take it apart, and sweep over stores; they need torch from the start."""
+"""Commands that train a gate, take it apart, and sweep over stores; they need torch from the start."""
 
 import dataclasses
 from pathlib import Path
@@ -20,31 +20,29 @@ from nearlm.cli.options import (
     Stride,
     load_model,
 )
-from nearlm.mixing import Adaptor, Training
+from nearlm.mixing import Gate, Training
 from nearlm.paper.ablation import ablate
 from nearlm.paper.report import ablation_figure, check_figure, sweep_figure
 from nearlm.paper.sweep import SweepOptions, sweep
 from nearlm.store import DEFAULT, Datastore
 
 
-def adapt_command(
+def gate_command(
     store: Store,
     /,
     *,
     source: Source,
-    adaptor: Annotated[str, Parameter(help="Name of the adaptor to make.")] = DEFAULT,
+    gate: Annotated[str, Parameter(help="Name of the gate to make.")] = DEFAULT,
     index: IndexName = DEFAULT,
     training: Annotated[Training, FLAT] = Training(),
     stride: Stride = None,
     spec: Model = OWN_MODEL,
     output: Shown = OUTPUT,
 ) -> None:
-    """Learn on a validation text when to ask the memory, and how much to trust it."""
+    """Train a gate on a validation text: when to skip retrieval, and how much to trust the memory."""
     opened = Datastore.open(store)
     lm = load_model(opened, spec)
-    made = Adaptor.train(
-        lm, opened, source, training, name=adaptor, index=index, stride=stride, reporter=output.reporter
-    )
+    made = Gate.train(lm, opened, source, training, name=gate, index=index, stride=stride, reporter=output.reporter)
     output.tell(made.info if output.as_json else made)
 
 
@@ -54,15 +52,15 @@ def ablate_command(
     *,
     source: Source,
     valid: Annotated[
-        tuple[str, ...], Parameter(help="The adaptor's validation text, to train the variants of the paper too.")
+        tuple[str, ...], Parameter(help="The gate's validation text, to train the variants of the paper too.")
     ] = (),
     valid_tokens: Annotated[int | None, Parameter(help="Use only the first N tokens of the validation text.")] = None,
-    adaptor: Annotated[str, Parameter(help="The adaptor to take apart.")] = DEFAULT,
+    gate: Annotated[str, Parameter(help="The gate to take apart.")] = DEFAULT,
     figure: Figure = None,
     spec: Model = OWN_MODEL,
     output: Shown = OUTPUT,
 ) -> None:
-    """Take an adaptor apart on a test text: masks, weights, features, objectives."""
+    """Take a gate apart on a test text: masks, weights, features, objectives."""
     if figure:
         check_figure(Path(figure))
     if valid_tokens is not None and not valid:
@@ -70,7 +68,7 @@ def ablate_command(
     opened = Datastore.open(store)
     lm = load_model(opened, spec)
     validation = dataclasses.replace(source, text=valid, max_tokens=valid_tokens) if valid else None
-    found = ablate(lm, opened, source, adaptor=adaptor, valid=validation, reporter=output.reporter)
+    found = ablate(lm, opened, source, gate=gate, valid=validation, reporter=output.reporter)
     output.tell(found)
     if figure:
         ablation_figure(found, Path(figure))

@@ -20,7 +20,7 @@ def tune_command(
     source: Source,
     index: Annotated[str, Parameter(help="Which index of the store.")] = DEFAULT,
     nprobe: Annotated[int | None, Parameter(help="Lists a search looks at. [default: the index's]")] = None,
-    k: Annotated[int | None, Parameter(help="Most neighbours of a token to try. [default: 1024]")] = None,
+    k: Annotated[int | None, Parameter(help="Most neighbours per token to try. [default: 1024]")] = None,
     distances: Annotated[str, Parameter(help="index, store or parent, as for `eval`.")] = "index",
     stride: Stride = None,
     spec: Model = OWN_MODEL,

@@ -24,9 +24,9 @@ def demo_command(
 ) -> None:
     """From nothing to a fast memory: SmolLM2 and licence texts."""
     from nearlm.paper.reproduction import DEMO_PARTS
-    from nearlm.paper.settings import DEMO, sized
+    from nearlm.paper.settings import DEMO, resize
 
-    _reproduce(sized(DEMO, max_tokens), out, DEMO_PARTS, quiet)
+    _reproduce(resize(DEMO, max_tokens), out, DEMO_PARTS, quiet)
 
 
 def reproduce_command(
@@ -45,10 +45,10 @@ def reproduce_command(
 ) -> None:
     """Measure every table and figure of the paper, and make a page of them."""
     from nearlm.paper.reproduction import ALL_PARTS
-    from nearlm.paper.settings import changed, find_setting, sized
+    from nearlm.paper.settings import change, find_setting, resize
 
-    chosen = changed(find_setting(setting), model=model, train=train, valid=valid, test=test)
-    _reproduce(sized(chosen, max_tokens), out, ALL_PARTS, quiet, finetune_tokens)
+    chosen = change(find_setting(setting), model=model, train=train, valid=valid, test=test)
+    _reproduce(resize(chosen, max_tokens), out, ALL_PARTS, quiet, finetune_tokens)
 
 
 def _reproduce(

@@ -46,7 +46,7 @@ def info_command(
 
 def verify_command(store: Store, /) -> None:
     """Read every byte of a store and name the first damaged file."""
-    from nearlm.mixing import verify_adaptor, verify_ngrams
+    from nearlm.mixing import verify_gate, verify_ngrams
     from nearlm.search import verify_index
     from nearlm.shrink import verify_neighbors
 
@@ -57,6 +57,6 @@ def verify_command(store: Store, /) -> None:
         verify_index(opened, name)
         verify_neighbors(opened, name)
     verify_ngrams(opened)
-    for name in opened.adaptors:
-        verify_adaptor(opened, name)
+    for name in opened.gates:
+        verify_gate(opened, name)
     print(f"{store}: {len(opened.manifest.files)} files, {size(opened.bytes)}, all as they were written")

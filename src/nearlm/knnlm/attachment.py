@@ -7,20 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from nearlm.base import ModelError
+from nearlm.base import Doubles, Floats, Int32s, ModelError
 from nearlm.knnlm.history import as_tokens, contexts_of, keep_history, read_history
-from nearlm.mixing import Memory, Tokens, log_weights, mix_logs
+from nearlm.mixing import Memory, log_weights, mix_logs
 from nearlm.model.lm import LM, confidence_and_entropy
-from nearlm.model.tap import captured
+from nearlm.model.tap import capture
 
 _SLICE_BYTES = 64 << 20
-
-Queries = npt.NDArray[np.float32]
-Weights = npt.NDArray[np.float64]
 
 
 @contextlib.contextmanager
@@ -63,15 +59,15 @@ def _mixing_forward(lm: LM, memory: Memory) -> Any:
         history = None
         if gate is not None and gate.needs_contexts:
             history = read_history(kwargs.get("input_ids", args[0] if args else None), kwargs)
-        with captured(lm.tap, stop=False) as vectors:
+        with capture(lm.tap, stop=False) as vectors:
             output = original(*args, **kwargs, return_dict=True)
         keys = vectors[0].reshape(len(output.logits), -1, lm.dim)
         kept = kwargs.get("logits_to_keep", 0)
         contexts = None
         if history is not None:
             keep_history(output, history)
-            contexts = as_tokens(_kept(contexts_of(history, keys.shape[1]), output.logits, kept))
-        logits = _mixed(memory, output.logits, _kept(keys, output.logits, kept), contexts)
+            contexts = as_tokens(_keep(contexts_of(history, keys.shape[1]), output.logits, kept))
+        logits = _mix(memory, output.logits, _keep(keys, output.logits, kept), contexts)
         loss = None
         if labels is not None:
             loss = model.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1])
@@ -82,7 +78,7 @@ def _mixing_forward(lm: LM, memory: Memory) -> Any:
     return forward
 
 
-def _mixed(memory: Memory, logits: Tensor, keys: Tensor, contexts: Tokens | None) -> Tensor:
+def _mix(memory: Memory, logits: Tensor, keys: Tensor, contexts: Int32s | None) -> Tensor:
     """Return log(λ p_kNN + (1 - λ) p_LM) for logits [batch, positions, vocabulary]; λ = 0 searches nothing."""
     exact = logits.dtype if logits.dtype == torch.float64 else torch.float32
     flat = logits.reshape(-1, logits.shape[-1])
@@ -94,14 +90,14 @@ def _mixed(memory: Memory, logits: Tensor, keys: Tensor, contexts: Tokens | None
         log_lm = flat[part].to(exact).log_softmax(-1)
         lam = _weights(memory, log_lm, queries[part], None if contexts is None else contexts[part])
         out[part] = log_lm
-        asked = np.flatnonzero(lam)
-        if len(asked):
-            picked = torch.from_numpy(asked).to(logits.device)
-            out[start + picked] = _searched(memory, log_lm[picked], queries[part][asked], lam[asked])
+        retrieved = np.flatnonzero(lam)
+        if len(retrieved):
+            picked = torch.from_numpy(retrieved).to(logits.device)
+            out[start + picked] = _search_and_mix(memory, log_lm[picked], queries[part][retrieved], lam[retrieved])
     return out.view(*logits.shape)
 
 
-def _weights(memory: Memory, log_lm: Tensor, queries: Queries, contexts: Tokens | None) -> Weights:
+def _weights(memory: Memory, log_lm: Tensor, queries: Floats, contexts: Int32s | None) -> Doubles:
     """Return the one λ, or what the gate says."""
     gate = memory.gate
     if gate is None:
@@ -113,8 +109,8 @@ def _weights(memory: Memory, log_lm: Tensor, queries: Queries, contexts: Tokens 
     return gate.weights(queries, conf, ent, contexts)
 
 
-def _searched(memory: Memory, log_lm: Tensor, queries: Queries, lam: Weights) -> Tensor:
-    """Search for rows that ask, and mix what was found into them."""
+def _search_and_mix(memory: Memory, log_lm: Tensor, queries: Floats, lam: Doubles) -> Tensor:
+    """Search for rows whose λ is not 0, and mix what was found into them."""
     near = memory.search(queries)
     knn = memory.log_p_vocabulary(near, log_lm.shape[-1])
     log_knn = torch.from_numpy(knn).to(log_lm.device, log_lm.dtype)
@@ -124,7 +120,7 @@ def _searched(memory: Memory, log_lm: Tensor, queries: Queries, lam: Weights) ->
     return mix_logs(log_lm, log_knn, *weights)  # type: ignore[no-any-return]
 
 
-def _kept(keys: Tensor, logits: Tensor, kept: int | Tensor) -> Tensor:
+def _keep(keys: Tensor, logits: Tensor, kept: int | Tensor) -> Tensor:
     """Pick the keys of those positions whose logits the model returned."""
     if isinstance(kept, Tensor):
         return keys[:, kept]

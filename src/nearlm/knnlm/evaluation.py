@@ -30,18 +30,18 @@ class Evaluation:
     retrievals_per_second: float | None
     seconds: float
     lm_share: float
-    adaptor_share: float
+    gate_share: float
     search_share: float
     mixing_share: float
     rest_share: float
     skipped: float
-    adaptor_microseconds: float | None
+    gate_microseconds: float | None
     search: SearchSettings
 
     @property
     def microseconds(self) -> float:
         """What a token took beyond the LM."""
-        share = self.adaptor_share + self.search_share + self.mixing_share
+        share = self.gate_share + self.search_share + self.mixing_share
         return 1e6 * share * self.seconds / self.tokens
 
 
@@ -68,14 +68,14 @@ def evaluate_tokens(
     scorer = Scorer(knnlm.lm, knnlm.memory)
     logp = 0.0
     log_lm = 0.0
-    asked = 0
+    retrievals = 0
     with reporter.bar("evaluating", text.windows.records, "tokens") as advance:
         for _, scores, _ in scorer.score(text.tokens, text.bounds, text.windows, batch_tokens):
             logp += float(scores.logp.sum())
             log_lm += float(scores.log_lm.sum())
-            asked += int(scores.asked.sum())
+            retrievals += int(scores.retrieved.sum())
             advance(len(scores.tokens))
-    return _summary(knnlm, text, logp, log_lm, asked, scorer.timer)
+    return _summary(knnlm, text, logp, log_lm, retrievals, scorer.timer)
 
 
 def _summary(knnlm: KNNLM, text: TokenText, logp: float, log_lm: float, retrievals: int, timer: Timer) -> Evaluation:
@@ -83,7 +83,7 @@ def _summary(knnlm: KNNLM, text: TokenText, logp: float, log_lm: float, retrieva
     tokens = text.windows.records
     words, count = _words_and_bytes(text, knnlm.lm.tokenizer)
     used = knnlm.memory.settings if knnlm.memory is not None else SearchSettings()
-    rest = seconds - timer.lm - timer.adaptor - timer.search - timer.mixing
+    rest = seconds - timer.lm - timer.gate - timer.search - timer.mixing
     return Evaluation(
         perplexity=math.exp(-logp / tokens),
         nlm_perplexity=math.exp(-log_lm / tokens),
@@ -97,12 +97,12 @@ def _summary(knnlm: KNNLM, text: TokenText, logp: float, log_lm: float, retrieva
         retrievals_per_second=retrievals / timer.search if retrievals else None,
         seconds=seconds,
         lm_share=timer.lm / seconds,
-        adaptor_share=timer.adaptor / seconds,
+        gate_share=timer.gate / seconds,
         search_share=timer.search / seconds,
         mixing_share=timer.mixing / seconds,
         rest_share=rest / seconds,
         skipped=1 - retrievals / tokens,
-        adaptor_microseconds=timer.adaptor / tokens * 1e6 if knnlm.gate else None,
+        gate_microseconds=timer.gate / tokens * 1e6 if knnlm.gate else None,
         search=replace(used, lam=None) if knnlm.gate else used,  # a gate does not have one λ
     )
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearlm.base import ModelError
-from nearlm.mixing import MAX_N, Tokens
+from nearlm.base import Int32s, ModelError
+from nearlm.mixing import MAX_N
 
 _KEPT = "_nearlm_history"
 _CACHES = ("past_key_values", "cache_params")
@@ -26,7 +26,7 @@ _FOLLOWED: dict[str, Callable[[Tensor, Any], Tensor]] = {
 def read_history(ids: Tensor | None, arguments: dict[str, Any]) -> Tensor:
     """Return all tokens up to the new `ids`, [rows, past + new], with -1 for padding, before a forward pass."""
     if ids is None:
-        raise ModelError("the adaptor looks at tokens, but the model was given inputs_embeds; give it input_ids")
+        raise ModelError("the gate looks at tokens, but the model was given inputs_embeds; give it input_ids")
     cache = _cache_of(arguments)
     past = 0 if cache is None else int(cache.get_seq_length())
     before = ids[:, :0]
@@ -34,7 +34,7 @@ def read_history(ids: Tensor | None, arguments: dict[str, Any]) -> Tensor:
         kept = getattr(cache, _KEPT, None)
         if kept is None or kept.shape[1] < past or len(kept) != len(ids):
             raise ModelError(
-                f"the cache holds {past} tokens that were read without the adaptor, which must see them; "
+                f"the cache holds {past} tokens that were read without the gate, which must see them; "
                 "begin with an empty cache"
             )
         before = kept[:, :past].to(ids.device)
@@ -59,7 +59,7 @@ def contexts_of(history: Tensor, new: int) -> Tensor:
     return padded.unfold(1, MAX_N, 1)[:, history.shape[1] - new :]
 
 
-def as_tokens(contexts: Tensor) -> Tokens:
+def as_tokens(contexts: Tensor) -> Int32s:
     """Return contexts as one array, [n, 4]."""
     return contexts.reshape(-1, MAX_N).int().cpu().numpy()
 
@@ -75,7 +75,7 @@ def _following(name: str, change: Callable[[Tensor, Any], Tensor]) -> Callable[[
 def _cache_of(arguments: dict[str, Any]) -> Any:
     cache = next((found for name in _CACHES if (found := arguments.get(name)) is not None), None)
     if cache is not None and not hasattr(cache, "get_seq_length"):
-        raise ModelError(f"the adaptor does not know caches of type {type(cache).__name__}; pass use_cache=False")
+        raise ModelError(f"the gate does not know caches of type {type(cache).__name__}; pass use_cache=False")
     return cache
 
 

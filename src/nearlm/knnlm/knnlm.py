@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from nearlm.base import OptionError
+from nearlm.base import Int32s, OptionError
 from nearlm.knnlm.attachment import attach
 from nearlm.knnlm.scoring import ScoredBatch, Scorer, TokenScores
 from nearlm.mixing import Gate, Memory
@@ -36,7 +35,7 @@ class Explanation:
 
 
 class KNNLM:
-    """An LM with a memory: p = λ p_kNN + (1 - λ) p_LM, with one λ or what the gate of an adaptor says."""
+    """An LM with a memory: p = λ p_kNN + (1 - λ) p_LM, with one λ or what the gate of a gate says."""
 
     def __init__(self, lm: LM, store: Datastore, memory: Memory | None):
         self.lm = lm
@@ -59,8 +58,8 @@ class KNNLM:
         Without `knn` it is the model alone.
         """
         opened = Datastore.open(store)
-        if not knn and settings.adaptor is not None:
-            raise OptionError("an adaptor chooses λ itself; leave out --lam and --no-knn, or --adaptor")
+        if not knn and settings.gate is not None:
+            raise OptionError("a gate chooses λ itself; leave out `lam` and `knn=False`, or `gate`")
         memory = Memory.open(opened, settings) if knn else None
         return cls(load_lm(opened, model), opened, memory)
 
@@ -71,12 +70,12 @@ class KNNLM:
 
     @property
     def gate(self) -> Gate | None:
-        """What decides who asks, if anything does."""
+        """What decides which tokens skip retrieval, if anything does."""
         return self.memory.gate if self.memory is not None else None
 
     def score(self, text: str) -> TokenScores:
         """Score one text, from its second token on (the first after BOS, if the tokenizer has one)."""
-        parts = [(batch.positions, batch.scores) for batch in self._scored(self._document(text))]
+        parts = [(batch.positions, batch.scores) for batch in self._score_batches(self._document(text))]
         order = np.argsort(np.concatenate([positions for positions, _ in parts]))
         names = [field.name for field in fields(TokenScores)]
         columns = (np.concatenate([getattr(scores, name) for _, scores in parts]) for name in names)
@@ -85,7 +84,7 @@ class KNNLM:
     def explain(self, ids: Sequence[int], first: int = 1, nearest: int = 3) -> Iterator[Explanation]:
         """Explain the tokens of a sequence from position `first` on: what LM and memory thought of each, and why."""
         explained: dict[int, Explanation] = {}
-        for batch in self._scored(np.asarray(ids, np.int32)):
+        for batch in self._score_batches(np.asarray(ids, np.int32)):
             wanted = np.flatnonzero(batch.positions >= max(first, 1))
             explained |= {int(batch.positions[row]): self._explanation(batch, int(row), nearest) for row in wanted}
         yield from (explained[position] for position in sorted(explained))
@@ -102,12 +101,12 @@ class KNNLM:
         )
 
     def _nearest(self, batch: ScoredBatch, row: int, count: int) -> list[tuple[float, Context]]:
-        if batch.near is None or not batch.scores.asked[row]:
+        if batch.near is None or not batch.scores.retrieved[row]:
             return []
-        asking = int(batch.scores.asked[:row].sum())  # neighbours are those of the tokens that asked
-        distances = batch.near.distances[asking]
+        found = int(batch.scores.retrieved[:row].sum())  # neighbours are those of the tokens that retrieved
+        distances = batch.near.distances[found]
         closest = np.argsort(distances, kind="stable")[:count]
-        pairs = zip(distances[closest], batch.near.ids[asking, closest], strict=True)
+        pairs = zip(distances[closest], batch.near.ids[found, closest], strict=True)
         return [(float(d), self.store.context_of(int(i), before=12)) for d, i in pairs if i >= 0]
 
     def generate(
@@ -147,7 +146,7 @@ class KNNLM:
         tokenizer = self.lm.tokenizer
         return int(next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0))
 
-    def _document(self, text: str) -> npt.NDArray[np.int32]:
+    def _document(self, text: str) -> Int32s:
         tokenizer = self.lm.tokenizer
         bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
         return np.asarray(bos + tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], np.int32)
@@ -155,12 +154,12 @@ class KNNLM:
     def _chat(self, prompt: str | list[dict[str, str]]) -> list[int]:
         tokenizer = self.lm.tokenizer
         if not getattr(tokenizer, "chat_template", None):
-            raise OptionError(f"the tokenizer of {self.lm.name} has no chat template; leave out --chat")
+            raise OptionError(f"the tokenizer of {self.lm.name} has no chat template; leave out `chat`")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _scored(self, ids: npt.NDArray[np.int32]) -> Iterator[ScoredBatch]:
+    def _score_batches(self, ids: Int32s) -> Iterator[ScoredBatch]:
         """Score every token of a sequence but its first, batch by batch."""
         reading = self.store.reading()
         bounds = np.array([0, len(ids)])

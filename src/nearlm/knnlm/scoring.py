@@ -9,12 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.mixing import Memory, Tokens, back_off, last_tokens, mix
+from nearlm.base import Doubles, Floats, Int32s, Ints
+from nearlm.mixing import Memory, back_off, last_tokens, mix
 from nearlm.model.lm import LM
 from nearlm.search import Neighbors
-from nearlm.text import SCORE_BATCH_TOKENS, Batch, Ints, Windows, fill_batch, plan_batches
-
-Floats = npt.NDArray[np.float64]
+from nearlm.text import SCORE_BATCH_TOKENS, Batch, Windows, fill_batch, plan_batches
 
 
 @dataclass
@@ -22,7 +21,7 @@ class Timer:
     """Where the time of a run went, in seconds."""
 
     lm: float = 0.0
-    adaptor: float = 0.0
+    gate: float = 0.0
     search: float = 0.0
     mixing: float = 0.0
     started: float = field(default_factory=time.perf_counter)
@@ -35,18 +34,18 @@ class Timer:
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Per predicted token, in order: its id, log p of the LM, of the neighbours and of the mixture, λ, if it asked."""
+    """Per predicted token, in order: its id, log p of LM, neighbours and mixture, λ, and if it was searched for."""
 
-    tokens: npt.NDArray[np.int32]
-    log_lm: Floats
-    log_knn: Floats
-    logp: Floats
-    lam: Floats
-    asked: npt.NDArray[np.bool_]
+    tokens: Int32s
+    log_lm: Doubles
+    log_knn: Doubles
+    logp: Doubles
+    lam: Doubles
+    retrieved: npt.NDArray[np.bool_]
 
 
 class ScoredBatch(NamedTuple):
-    """The scores of a batch, their places in the text, and the neighbours of the tokens that asked."""
+    """The scores of a batch, their places in the text, and the neighbours of the tokens that retrieved."""
 
     positions: Ints
     scores: TokenScores
@@ -54,12 +53,12 @@ class ScoredBatch(NamedTuple):
 
 
 class Predicted(NamedTuple):
-    """What the LM says of a batch's targets: log p, the queries, its confidence and entropy if an adaptor asks."""
+    """What the LM says of a batch's targets: log p, the queries, its confidence and entropy if a gate needs them."""
 
-    log_lm: Floats
-    queries: npt.NDArray[np.float32]
-    conf: npt.NDArray[np.float32] | None
-    ent: npt.NDArray[np.float32] | None
+    log_lm: Doubles
+    queries: Floats
+    conf: Floats | None
+    ent: Floats | None
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Scorer:
     timer: Timer = field(default_factory=Timer)
 
     def score(
-        self, tokens: Tokens, bounds: Ints, windows: Windows, batch_tokens: int = SCORE_BATCH_TOKENS
+        self, tokens: Int32s, bounds: Ints, windows: Windows, batch_tokens: int = SCORE_BATCH_TOKENS
     ) -> Iterator[ScoredBatch]:
         """Score windows batch by batch; on a GPU the search for one batch overlaps the LM's pass over the next."""
         overlapping = self.lm.device.type == "cuda" and self.memory is not None
@@ -91,13 +90,13 @@ class Scorer:
             if pending is not None:
                 yield pending.result()
 
-    def _contexts(self, tokens: Tokens, bounds: Ints, windows: Windows) -> Tokens | None:
-        """Return what the adaptor wants to know of the tokens before the targets, if anything."""
+    def _contexts(self, tokens: Int32s, bounds: Ints, windows: Windows) -> Int32s | None:
+        """Return what the gate wants to know of the tokens before the targets, if anything."""
         if self.memory is None or self.memory.gate is None or not self.memory.gate.needs_contexts:
             return None
         started = time.perf_counter()
         contexts = last_tokens(tokens, bounds, windows.target_positions)
-        self.timer.adaptor += time.perf_counter() - started
+        self.timer.gate += time.perf_counter() - started
         return contexts
 
     def _predict(self, batch: Batch) -> Predicted:
@@ -110,29 +109,31 @@ class Scorer:
         self.timer.lm += time.perf_counter() - started
         return predicted
 
-    def _remember(self, windows: Windows, batch: Batch, contexts: Tokens | None, predicted: Predicted) -> ScoredBatch:
-        """Search the memory for the tokens that ask, and mix what it says with what the LM said."""
+    def _remember(self, windows: Windows, batch: Batch, contexts: Int32s | None, predicted: Predicted) -> ScoredBatch:
+        """Search the memory for the tokens that do not skip it, and mix what it says with what the LM said."""
         log_lm = predicted.log_lm
         lam = self._weights(predicted, contexts)
-        asked = lam > 0
+        retrieved = lam > 0
         if self.memory is not None and self.memory.gate is None:
-            asked[:] = True
+            retrieved[:] = True
         log_knn = np.full(len(log_lm), -np.inf)
         logp = log_lm
         near = None
-        if self.memory is not None and asked.any():
+        if self.memory is not None and retrieved.any():
             started = time.perf_counter()
-            near = self.memory.search(predicted.queries[asked])
+            near = self.memory.search(predicted.queries[retrieved])
             searched = time.perf_counter()
-            log_knn[asked] = self.memory.log_p(near, batch.targets[asked])
+            log_knn[retrieved] = self.memory.log_p(near, batch.targets[retrieved])
             logp = log_lm.copy()
-            logp[asked] = mix(log_lm[asked], back_off(log_knn[asked], log_lm[asked], near.tokens), lam[asked])
+            logp[retrieved] = mix(
+                log_lm[retrieved], back_off(log_knn[retrieved], log_lm[retrieved], near.tokens), lam[retrieved]
+            )
             self.timer.search += searched - started
             self.timer.mixing += time.perf_counter() - searched
-        scores = TokenScores(batch.targets, log_lm, log_knn, logp, lam, asked)
+        scores = TokenScores(batch.targets, log_lm, log_knn, logp, lam, retrieved)
         return ScoredBatch(windows.target_positions, scores, near)
 
-    def _weights(self, predicted: Predicted, contexts: Tokens | None) -> Floats:
+    def _weights(self, predicted: Predicted, contexts: Int32s | None) -> Doubles:
         """Return the λ of every token."""
         count = len(predicted.log_lm)
         if self.memory is None:
@@ -141,5 +142,5 @@ class Scorer:
             return np.full(count, self.memory.lam)
         started = time.perf_counter()
         lam = self.memory.gate.weights(predicted.queries, predicted.conf, predicted.ent, contexts)
-        self.timer.adaptor += time.perf_counter() - started
+        self.timer.gate += time.perf_counter() - started
         return lam

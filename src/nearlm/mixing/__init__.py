@@ -1,9 +1,10 @@
-"""How memory and LM are mixed: the equations, traces, tuning, adaptors, n-gram tables, and a memory ready for use."""
+"""How memory and LM are mixed: the equations, traces, tuning, gates, n-gram tables, and a memory ready for use."""
 
-from nearlm.mixing.adapting import examples_of, judge, search_only, traced
-from nearlm.mixing.adaptor import Adaptor, Gate, adaptor_files, verify_adaptor
-from nearlm.mixing.adaptor_network import FEATURES, Inputs, capped_lambda
-from nearlm.mixing.adaptor_training import (
+from nearlm.mixing.equations import back_off, log_weights, mix, mix_logs, perplexity, warm_up
+from nearlm.mixing.gate import Gate, gate_files, verify_gate
+from nearlm.mixing.gate_learning import examples_of, judge, search_only, trace_for
+from nearlm.mixing.gate_network import FEATURES, Inputs, capped_lambda
+from nearlm.mixing.gate_training import (
     SHARES,
     SURE,
     TRUSTED_TOKENS,
@@ -15,8 +16,7 @@ from nearlm.mixing.adaptor_training import (
     standard_error,
     train_network,
 )
-from nearlm.mixing.equations import back_off, log_weights, mix, mix_logs, perplexity, warm_up
 from nearlm.mixing.memory import Memory
-from nearlm.mixing.ngrams import MAX_N, Tokens, build_ngrams, last_tokens, verify_ngrams
+from nearlm.mixing.ngrams import MAX_N, build_ngrams, last_tokens, verify_ngrams
 from nearlm.mixing.traces import LMTrace, Trace, room_for_traces, trace_lm, trace_search, trace_text, traced_text
 from nearlm.mixing.tuning import best_setting, best_settings, paper_setting, tune, tuned_at

@@ -8,32 +8,30 @@ from typing import Any
 
 import numba
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.floating]
-Log = npt.NDArray[np.float64]
+from nearlm.base import Doubles, Int32s, Reals
 
 
 def log_p_knn(
-    distances: Floats,
-    tokens: npt.NDArray[np.int32],
-    targets: npt.NDArray[np.int32],
+    distances: Reals,
+    tokens: Int32s,
+    targets: Int32s,
     temperature: float = 1.0,
-    weights: npt.NDArray[np.int32] | None = None,
-) -> Log:
-    """Return log p_kNN of one target a row, [n]; distances and tokens are [n, k], and a token of -1 is no neighbour."""
+    weights: Int32s | None = None,
+) -> Doubles:
+    """Return log p_kNN of one target per row, [n]; distances and tokens are [n, k]; a token of -1 is no neighbour."""
     out = np.empty(len(targets), np.float64)
     _target_kernel(distances, tokens, targets, _or_ones(weights), 1.0 / temperature, out)
     return out
 
 
 def log_p_knn_vocabulary(
-    distances: Floats,
-    tokens: npt.NDArray[np.int32],
+    distances: Reals,
+    tokens: Int32s,
     vocab_size: int,
     temperature: float = 1.0,
-    weights: npt.NDArray[np.int32] | None = None,
-) -> Log:
+    weights: Int32s | None = None,
+) -> Doubles:
     """Return log p_kNN of the whole vocabulary, [n, vocabulary]: for the few positions of a generation step."""
     p = np.zeros((len(tokens), vocab_size), np.float64)
     _vocabulary_kernel(distances, tokens, _or_ones(weights), 1.0 / temperature, p)
@@ -41,13 +39,13 @@ def log_p_knn_vocabulary(
         return np.log(p)
 
 
-def mix(log_lm: Floats, log_knn: Floats, lam: float | Floats) -> Log:
+def mix(log_lm: Reals, log_knn: Reals, lam: float | Reals) -> Doubles:
     """Return log(λ p_kNN + (1 - λ) p_LM); λ is one number or an array that broadcasts."""
-    mixed: Log = mix_logs(log_lm, log_knn, *log_weights(lam))
+    mixed: Doubles = mix_logs(log_lm, log_knn, *log_weights(lam))
     return mixed
 
 
-def log_weights(lam: float | Floats) -> tuple[Log, Log]:
+def log_weights(lam: float | Reals) -> tuple[Doubles, Doubles]:
     """Return log λ and log(1 - λ)."""
     lam = np.asarray(lam, np.float64)
     with np.errstate(divide="ignore"):
@@ -57,14 +55,14 @@ def log_weights(lam: float | Floats) -> tuple[Log, Log]:
 def mix_logs(log_lm: Any, log_knn: Any, log_lam: Any, log_rest: Any) -> Any:
     """Return log(λ p_kNN + (1 - λ) p_LM) for arrays or torch tensors: the one place where a mixture is computed.
 
-    Where λ is 0 the result is log p_LM to the bit, so that a token that does not ask needs no case of its own.
+    Where λ is 0 the result is log p_LM to the bit, so that a token that skips retrieval needs no case of its own.
     """
     memory = log_lam + log_knn
     model = log_rest + log_lm
     return np.logaddexp(memory, model) if isinstance(memory, np.ndarray | float) else memory.logaddexp(model)
 
 
-def back_off(log_knn: Floats, log_lm: Floats, tokens: npt.NDArray[np.int32]) -> Floats:
+def back_off(log_knn: Reals, log_lm: Reals, tokens: Int32s) -> Reals:
     """Return log p_kNN, or log p_LM in rows where a search found no neighbour at all: any λ then gives p_LM."""
     return np.where((tokens >= 0).any(axis=1), log_knn, log_lm)
 
@@ -77,12 +75,12 @@ def warm_up() -> None:
         log_p_knn(distances, tokens, tokens[0], 1.0, weights)
 
 
-def perplexity(logp: Floats) -> float:
+def perplexity(logp: Reals) -> float:
     """Return exp of the mean negative log-probability."""
     return float(np.exp(-np.mean(logp, dtype=np.float64)))
 
 
-def _or_ones(weights: npt.NDArray[np.int32] | None) -> npt.NDArray[np.int32]:
+def _or_ones(weights: Int32s | None) -> Int32s:
     """Stand in for weights that are all 1: an array of another shape, which the kernels do not look at."""
     return np.ones((0, 1), np.int32) if weights is None else weights
 

@@ -1,19 +1,15 @@
-"""A memory, ready to be mixed: settings resolved against a store, its index opened, its adaptor's gate."""
+"""A memory, ready to be mixed: settings resolved against a store, its index opened, its gate's gate."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from nearlm.base import OptionError
-from nearlm.mixing.adaptor import Adaptor, Gate
+from nearlm.base import Doubles, Int32s, OptionError, Reals
 from nearlm.mixing.equations import log_p_knn, log_p_knn_vocabulary
+from nearlm.mixing.gate import Gate
 from nearlm.search import Neighbors, Retriever
-from nearlm.store import NO_ADAPTOR, Datastore, SearchSettings, read_tuned
+from nearlm.store import NO_GATE, Datastore, SearchSettings, read_tuned
 
-_USUAL = SearchSettings(lam=0.25, temperature=1.0, distances="index")
-_OF_A_SEARCH = {"index", "lam", "temperature", "k", "nprobe", "distances", "adaptor"}
+_USUAL = SearchSettings(lam=0.25, knn_temperature=1.0, distances="index")
+_OF_A_SEARCH = {"index", "lam", "knn_temperature", "k", "nprobe", "distances", "gate"}
 
 
 @dataclass(frozen=True)
@@ -28,9 +24,9 @@ class Memory:
     def open(cls, store: Datastore, settings: SearchSettings = SearchSettings()) -> "Memory":
         """Open a store's memory; what is given goes before what was tuned.
 
-        Index, adaptor and share to skip are the store's defaults if nothing is said of a search; adaptor `none` stands
-        for one λ. With an adaptor λ comes from it, and a share of the tokens (`auto`: as many as a perplexity budget
-        allows) does not ask.
+        Index, gate and share to skip are the store's defaults if nothing is said of a search; gate `none` stands
+        for one λ. With a gate λ comes from it, and a share of the tokens (`auto`: as many as a perplexity budget
+        allows) skips retrieval.
         """
         chosen = _with_defaults(settings, store.defaults)
         gate = _gate(store, chosen)
@@ -38,8 +34,8 @@ class Memory:
         known: SearchSettings | None = tuned
         if gate is not None:
             chosen = replace(chosen, skip=gate.skip, budget=None)
-            if gate.adaptor.settings.index == chosen.index:
-                known = replace(gate.adaptor.settings, lam=gate.adaptor.lam)
+            if gate.settings.index == chosen.index:
+                known = replace(gate.settings, lam=gate.lam)
         chosen = chosen.over(known).over(_USUAL)
         return cls.of(Retriever.open(store, chosen), chosen, gate)
 
@@ -56,46 +52,46 @@ class Memory:
         return self.settings.lam
 
     @property
-    def temperature(self) -> float:
+    def knn_temperature(self) -> float:
         """What distances are divided by."""
-        assert self.settings.temperature is not None
-        return self.settings.temperature
+        assert self.settings.knn_temperature is not None
+        return self.settings.knn_temperature
 
     def check_model(self, fingerprint: str) -> None:
         """Refuse a gate that was trained for another model, index or settings."""
         if self.gate is not None:
-            self.gate.adaptor.check(self.retriever, self.settings, fingerprint)
+            self.gate.check(self.retriever, self.settings, fingerprint)
 
-    def search(self, queries: npt.NDArray[np.floating[Any]]) -> Neighbors:
+    def search(self, queries: Reals) -> Neighbors:
         """Return the neighbours of queries, in any order."""
         return self.retriever.search(queries, self.settings.k, ordered=False)
 
-    def log_p(self, near: Neighbors, targets: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
+    def log_p(self, near: Neighbors, targets: Int32s) -> Doubles:
         """Return log p_kNN of one target for each row of neighbours."""
-        return log_p_knn(near.distances, near.tokens, targets, self.temperature, near.weights)
+        return log_p_knn(near.distances, near.tokens, targets, self.knn_temperature, near.weights)
 
-    def log_p_vocabulary(self, near: Neighbors, vocab_size: int) -> npt.NDArray[np.float64]:
+    def log_p_vocabulary(self, near: Neighbors, vocab_size: int) -> Doubles:
         """Return log p_kNN of the whole vocabulary for each row of neighbours."""
-        return log_p_knn_vocabulary(near.distances, near.tokens, vocab_size, self.temperature, near.weights)
+        return log_p_knn_vocabulary(near.distances, near.tokens, vocab_size, self.knn_temperature, near.weights)
 
 
 def _with_defaults(settings: SearchSettings, defaults: SearchSettings) -> SearchSettings:
-    """Fill in the store's index and, if nothing is said of a search, its adaptor and share to skip."""
+    """Fill in the store's index and, if nothing is said of a search, its gate and share to skip."""
     chosen = settings
-    if not settings.given.keys() & _OF_A_SEARCH:
+    if not settings.values.keys() & _OF_A_SEARCH:
         skip = defaults.skip if settings.budget is None else None
-        chosen = chosen.over(SearchSettings(adaptor=defaults.adaptor, skip=skip if defaults.adaptor else None))
-    if chosen.adaptor == NO_ADAPTOR:
-        chosen = replace(chosen, adaptor=None)
+        chosen = chosen.over(SearchSettings(gate=defaults.gate, skip=skip if defaults.gate else None))
+    if chosen.gate == NO_GATE:
+        chosen = replace(chosen, gate=None)
     return chosen.over(SearchSettings(index=defaults.index))
 
 
 def _gate(store: Datastore, settings: SearchSettings) -> Gate | None:
-    if settings.adaptor is None:
+    if settings.gate is None:
         if settings.skip is not None or settings.budget is not None:
-            raise OptionError("--skip and --budget need an adaptor; name it with --adaptor")
+            raise OptionError("`skip` and `budget` need a gate; name it with `gate`")
         return None
     if settings.lam is not None:
-        raise OptionError("an adaptor chooses λ itself; leave out --lam and --no-knn, or --adaptor")
+        raise OptionError("a gate chooses λ itself; leave out `lam` and `knn=False`, or `gate`")
     skip = 0.0 if settings.skip is None else settings.skip
-    return Adaptor.load(store, settings.adaptor).gate(skip, settings.budget)
+    return Gate.load(store, settings.gate).at(skip, settings.budget)

@@ -4,12 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+
+from nearlm.base import Int32s, Ints
 
 MAX_N = 4
-
-Ints = npt.NDArray[np.int64]
-Tokens = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ def _runs(counts: Ints, limit: int) -> list[tuple[int, int, int]]:
     return runs
 
 
-def count_group(grams: Tokens, length: Ints) -> dict[str, Ints]:
+def count_group(grams: Int32s, length: Ints) -> dict[str, Ints]:
     """Count the 2- to 4-grams that begin some 5-grams, [n, 5], of which `length` tokens are real, in sorted order.
 
     A gram's id is its place among those of its length here; (id, next token) sorts like the longer gram and fits in

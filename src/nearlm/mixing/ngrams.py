@@ -19,9 +19,9 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import QUIET, ArrayFile, Job, Json, Reporter, StoreError, duration, files
+from nearlm.base import QUIET, ArrayFile, Int32s, Ints, Job, Json, Reporter, StoreError, duration, files
 from nearlm.base.records import FileInfo, check_files, read_if_there, write_record
-from nearlm.mixing.ngram_groups import MAX_N, Group, Ints, Tokens, count_group, plan_groups
+from nearlm.mixing.ngram_groups import MAX_N, Group, count_group, plan_groups
 from nearlm.store import Datastore
 
 GROUP_POSITIONS = 1 << 22
@@ -60,11 +60,11 @@ class NGrams:
         place = store.layout.ngrams
         info = read_if_there(NGramInfo, place.description)
         if info is None:
-            raise StoreError(f"{store.path} has no n-gram tables; `nearlm adapt {store.path} --text …` makes them")
+            raise StoreError(f"{store.path} has no n-gram tables; `nearlm gate {store.path} --text …` makes them")
         if info.manifest != store.checksum:
             raise StoreError(
                 f"the n-gram tables are of an earlier state of {store.path}; "
-                f"bring them up to date with: nearlm adapt {store.path} --text …"
+                f"bring them up to date with: nearlm gate {store.path} --text …"
             )
         tables = {}
         for name, length in info.lengths.items():
@@ -73,7 +73,7 @@ class NGrams:
             tables[name] = file.open()
         return cls(tables)
 
-    def look_up(self, contexts: Tokens) -> Counts:
+    def look_up(self, contexts: Int32s) -> Counts:
         """Count the last n tokens, n = 1 to 4, of contexts [m, 4], the latest last; -1 is before the beginning."""
         frequency = np.zeros(contexts.shape, np.int64)
         fertility = np.zeros(contexts.shape, np.int64)
@@ -91,7 +91,7 @@ class NGrams:
         return sum(table.nbytes for table in self.tables.values())
 
 
-def last_tokens(tokens: Any, bounds: Ints, positions: Ints) -> Tokens:
+def last_tokens(tokens: Any, bounds: Ints, positions: Ints) -> Int32s:
     """Return the last four tokens before each position, [n, 4], the latest last; -1 before the document's beginning."""
     begin = bounds[np.searchsorted(bounds, positions, side="right") - 1]
     wanted = positions[:, None] + np.arange(-MAX_N, 0)
@@ -115,7 +115,7 @@ def verify_ngrams(store: Datastore) -> None:
     place = store.layout.ngrams
     info = read_if_there(NGramInfo, place.description)
     if info is not None:
-        check_files(place.folder, info.files, f"remove {place.folder} and adapt again", every_byte=True)
+        check_files(place.folder, info.files, f"remove {place.folder} and train the gate again", every_byte=True)
 
 
 class _Counting:
@@ -147,7 +147,7 @@ class _Counting:
         self._finish(counts, children, state)
         self.reporter.say(f"counted n-grams in {duration(time.monotonic() - started)}")
 
-    def _blocks(self) -> Iterator[tuple[int, Tokens]]:
+    def _blocks(self) -> Iterator[tuple[int, Int32s]]:
         """Yield the corpus piece by piece, each with its first position and four tokens of the next."""
         for start in range(0, len(self.store.tokens), _BLOCK):
             yield start, self.store.tokens[start : start + _BLOCK + MAX_N]
@@ -166,7 +166,7 @@ class _Counting:
             counts += np.bincount(np.where(length > 1, grams[:, 1] + 1, 0), minlength=len(counts))
         return counts
 
-    def _grams(self, group: Group) -> Iterator[tuple[Tokens, Ints]]:
+    def _grams(self, group: Group) -> Iterator[tuple[Int32s, Ints]]:
         """Yield the 5-grams of a group, [n, 5], and how many of their tokens are still in the document."""
         for start, tokens in self._blocks():
             here = tokens[:_BLOCK]

@@ -1,4 +1,4 @@
-"""One LM pass and one search over a text, kept on disk: what tuning, adaptors, sweeps and ablations read.
+"""One LM pass and one search over a text, kept on disk: what tuning, gates, sweeps and ablations read.
 
 The LM half depends on the model and the text, the search half also on the store and its index; each is kept in the
 cache under a hash of just what it depends on, so that it is computed once. This is the only cache of computed things.
@@ -11,13 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from nearlm.base import QUIET, ArrayFile, Reporter, cache_dir, cache_lock, canonical_hash, files, size
+from nearlm.base import (
+    QUIET,
+    ArrayFile,
+    Doubles,
+    Floats,
+    Ids,
+    Int32s,
+    Reporter,
+    cache_dir,
+    cache_lock,
+    canonical_hash,
+    files,
+    size,
+)
 from nearlm.base.errors import OptionError, StoreError
 from nearlm.base.jobs import Job, Pieces
 from nearlm.mixing.equations import back_off, log_p_knn, mix
-from nearlm.mixing.ngrams import Tokens, last_tokens
+from nearlm.mixing.ngrams import last_tokens
 from nearlm.model.lm import LM
 from nearlm.search import Retriever
 from nearlm.store import Datastore, SearchSettings
@@ -45,20 +57,20 @@ class LMTrace:
 
     text: TokenText
     key: str
-    keys: npt.NDArray[np.float32]
-    logp: npt.NDArray[np.float32]
-    conf: npt.NDArray[np.float32]
-    ent: npt.NDArray[np.float32]
+    keys: Floats
+    logp: Floats
+    conf: Floats
+    ent: Floats
 
     def __len__(self) -> int:
         return len(self.logp)
 
     @property
-    def log_lm(self) -> npt.NDArray[np.float64]:
+    def log_lm(self) -> Doubles:
         """Log p of the LM for every target."""
         return np.asarray(self.logp, np.float64)
 
-    def contexts(self) -> Tokens:
+    def contexts(self) -> Int32s:
         """Return the last tokens before every target, [n, 4]."""
         return last_tokens(self.text.tokens, self.text.bounds, self.text.windows.target_positions)
 
@@ -110,8 +122,8 @@ class Trace:
 
     lm: LMTrace
     retriever: Retriever
-    distances: npt.NDArray[np.float32]
-    ids: npt.NDArray[np.integer[Any]]
+    distances: Floats
+    ids: Ids
 
     @property
     def k(self) -> int:
@@ -119,11 +131,11 @@ class Trace:
         return int(self.ids.shape[1])
 
     @property
-    def log_lm(self) -> npt.NDArray[np.float64]:
+    def log_lm(self) -> Doubles:
         """Log p of the LM for every target."""
         return self.lm.log_lm
 
-    def log_p_knn(self, temperature: float = 1.0, k: int | None = None) -> npt.NDArray[np.float64]:
+    def log_p_knn(self, temperature: float = 1.0, k: int | None = None) -> Doubles:
         """Return log p_kNN of every target from its first k neighbours, reading some rows at a time."""
         k = min(k or self.k, self.k)
         targets = self.lm.text.targets
@@ -137,11 +149,11 @@ class Trace:
             out[rows] = back_off(log_knn, self.lm.logp[rows], near.tokens)
         return out
 
-    def log_p_knn_of(self, settings: SearchSettings) -> npt.NDArray[np.float64]:
+    def log_p_knn_of(self, settings: SearchSettings) -> Doubles:
         """Return log p_kNN of every target with the T and k of settings."""
-        return self.log_p_knn(settings.temperature or 1.0, settings.k)
+        return self.log_p_knn(settings.knn_temperature or 1.0, settings.k)
 
-    def log_p(self, settings: SearchSettings) -> npt.NDArray[np.float64]:
+    def log_p(self, settings: SearchSettings) -> Doubles:
         """Return log p of every target when LM and memory are mixed as settings say."""
         return mix(self.log_lm, self.log_p_knn_of(settings), settings.lam or 0.0)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nearlm.base import QUIET, OptionError, Reporter
-from nearlm.mixing.equations import Log, mix, perplexity
+from nearlm.mixing.equations import Doubles, mix, perplexity
 from nearlm.mixing.traces import Trace, trace_search, trace_text
 from nearlm.model.lm import LM
 from nearlm.search import Retriever
@@ -55,7 +55,7 @@ def tune(
 ) -> Tuning:
     """Tune λ × T × k of an index on a text and save the best with the index, where it becomes the default."""
     if k is not None and k < 1:
-        raise OptionError(f"--k is {k}, expected at least 1")
+        raise OptionError(f"`k` is {k}, expected at least 1")
     lm_trace = trace_text(lm, retriever.store, text, reporter, stride=stride)
     k = retriever.used_k(k)
     traces = [trace_search(lm_trace, retriever, k, reporter)]
@@ -76,7 +76,7 @@ def best_settings(trace: Trace, ks: Sequence[int]) -> list[Tuned]:
     wanted = {min(k, trace.k) for k in ks} if trace.retriever.nested else {trace.k}
     best: list[Tuned] = []
     for k in sorted(wanted, reverse=True):
-        best.append(_best_at(trace, k, best[-1].temperature if best else None))
+        best.append(_best_at(trace, k, best[-1].knn_temperature if best else None))
     return best
 
 
@@ -105,7 +105,7 @@ def tune_traces(traces: Sequence[Trace]) -> Tuning:
 
 
 def _line(label: str, one: Tuned) -> str:
-    return f"{label:16}k={one.k:<5} T={one.temperature:<8g} λ={one.lam:<5g} perplexity {one.perplexity:.3f}"
+    return f"{label:16}k={one.k:<5} T={one.knn_temperature:<8g} λ={one.lam:<5g} perplexity {one.perplexity:.3f}"
 
 
 def _ks(trace: Trace) -> list[int]:
@@ -128,7 +128,7 @@ def _best_at(trace: Trace, k: int, near: float | None = None) -> Tuned:
     return min((at(temperature) for temperature in around), key=lambda one: one.perplexity)
 
 
-def _best_lambda(trace: Trace, log_knn: Log, k: int, temperature: float, lambdas: Sequence[float]) -> Tuned:
+def _best_lambda(trace: Trace, log_knn: Doubles, k: int, temperature: float, lambdas: Sequence[float]) -> Tuned:
     value, lam = min((perplexity(mix(trace.log_lm, log_knn, lam)), lam) for lam in lambdas)
     return tuned_at(trace, k, temperature, lam, value)
 
@@ -136,5 +136,7 @@ def _best_lambda(trace: Trace, log_knn: Log, k: int, temperature: float, lambdas
 def tuned_at(trace: Trace, k: int, temperature: float, lam: float, value: float) -> Tuned:
     """Return settings with the perplexity that they have on a traced text."""
     text = trace.lm.text
-    evidence = Tuned(lam=lam, temperature=temperature, k=k, perplexity=value, tokens=len(trace.lm), text=text.sha256)
+    evidence = Tuned(
+        lam=lam, knn_temperature=temperature, k=k, perplexity=value, tokens=len(trace.lm), text=text.sha256
+    )
     return evidence.over(trace.retriever.settings)

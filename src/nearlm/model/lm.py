@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from nearlm.base import ModelError, canonical_hash
+from nearlm.base import Floats, Ints, ModelError, canonical_hash
 from nearlm.model.pretrained import load_pretrained
 from nearlm.model.spec import FFN, ModelSpec
-from nearlm.model.tap import Tap, captured, drift, ended_before, find_body, find_head, find_tap, output_of, tolerance
+from nearlm.model.tap import Tap, capture, drift, ended_before, find_body, find_head, find_tap, output_of, tolerance
 from nearlm.text import Batch
 
 PROBE_TOKENS = 32
@@ -77,7 +76,7 @@ class LM:
         """Return the context vectors of a batch's recorded positions, [records, dim]; the LM head is not run."""
         ids = torch.from_numpy(batch.ids).to(self.device)
         with torch.inference_mode():
-            return _picked(self._vectors(ids), torch.from_numpy(batch.recorded))
+            return _pick(self._vectors(ids), torch.from_numpy(batch.recorded))
 
     def score(self, batch: Batch, *, statistics: bool = True) -> Scores:
         """Return the keys and log p(target) of a batch's recorded positions, and unless told not to the statistics.
@@ -91,16 +90,16 @@ class LM:
         targets = torch.from_numpy(batch.targets)
         rows = max(1, SLICE_BYTES // (4 * self.vocab_size))
         with torch.inference_mode():
-            with captured(self.tap, stop=False) as inside:
+            with capture(self.tap, stop=False) as inside:
                 output = output_of(body, self.model, ids)
-            states = _picked(_states(output), recorded)
-            with captured(self.tap, stop=False) as behind:  # a tap between body and logits is passed slice by slice
+            states = _pick(_states(output), recorded)
+            with capture(self.tap, stop=False) as behind:  # a tap between body and logits is passed slice by slice
                 parts = [
                     measure(_logits(self.model, body, output, states[i : i + rows]), targets[i : i + rows])
                     for i in range(0, len(states), rows)
                 ]
             if inside:
-                keys = _picked(self._shaped(inside, ids), recorded)
+                keys = _pick(self._reshape(inside, ids), recorded)
             else:
                 keys = torch.cat([vectors[0] for vectors in behind])
         columns = [torch.cat(column) for column in zip(*parts, strict=True)]
@@ -116,7 +115,7 @@ class LM:
         """Return the sha256 of the tokenizer's vocabulary, special tokens and of what it makes of a sample."""
         return tokenizer_fingerprint(self.tokenizer)
 
-    def probe(self) -> npt.NDArray[np.float32]:
+    def probe(self) -> Floats:
         """Return the keys of a fixed sequence of tokens, [32, dim]: the same model gives the same ones."""
         ids = torch.from_numpy(_probe_ids(self.vocab_size)[None]).to(self.device)
         with torch.inference_mode():
@@ -130,16 +129,16 @@ class LM:
     def _vectors(self, ids: Tensor) -> Tensor:
         """Run the model as far as its tap. Padding stands at the end, so causal attention needs no mask."""
         end = None if self._may_stop else find_head(self.model)
-        with captured(self.tap, stop=self._may_stop) as found, ended_before(end):
+        with capture(self.tap, stop=self._may_stop) as found, ended_before(end):
             self.model(input_ids=ids, use_cache=False)
-        return self._shaped(found, ids)
+        return self._reshape(found, ids)
 
-    def _shaped(self, found: list[Tensor], ids: Tensor) -> Tensor:
+    def _reshape(self, found: list[Tensor], ids: Tensor) -> Tensor:
         if not found:
-            raise ModelError(f"key tap {self.tap.path} was not reached in the forward pass; name another --key-tap")
+            raise ModelError(f"key tap {self.tap.path} was not reached in the forward pass; name another `key_tap`")
         if found[0].shape[:-1].numel() != ids.numel():
             shapes = f"{list(found[0].shape)} for {list(ids.shape)} tokens"
-            raise ModelError(f"key tap {self.tap.path} gives {shapes}, expected one vector a token")
+            raise ModelError(f"key tap {self.tap.path} gives {shapes}, expected one vector per token")
         return found[0].reshape(*ids.shape, -1)
 
     @functools.cached_property
@@ -158,14 +157,14 @@ class LM:
         return body
 
     def _check_tap(self) -> int:
-        """Run a tiny forward pass, refuse a tap that does not give one different vector a token; return its width."""
+        """Run a tiny forward pass, refuse a tap that does not give one different vector per token; return its width."""
         other_end = self._tiny.clone()
         other_end[:, -1] = (other_end[:, -1] + 1) % self.vocab_size
         with torch.inference_mode():
             vectors = self._vectors(self._tiny).float()
             others = self._vectors(other_end).float()
         if not torch.isfinite(vectors).all():
-            raise ModelError(f"key tap {self.tap.path} of {self.name} gives non-finite vectors; try --dtype float32")
+            raise ModelError(f"key tap {self.tap.path} of {self.name} gives non-finite vectors; try `dtype='float32'`")
         if (vectors[0] - vectors[0, :1]).abs().max() == 0:
             raise ModelError(f"key tap {self.tap.path} of {self.name} gives the same vector for every token")
         if drift(vectors[:, :-1], others[:, :-1]) > tolerance(self.model):
@@ -192,7 +191,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     )
 
 
-def _picked(vectors: Tensor, recorded: Tensor) -> Tensor:
+def _pick(vectors: Tensor, recorded: Tensor) -> Tensor:
     return vectors[recorded.to(vectors.device)]
 
 
@@ -262,7 +261,7 @@ def _chosen(logits: Tensor, targets: Tensor) -> Tensor:
     return logits.gather(-1, targets.to(logits.device, torch.int64)[:, None])[:, 0]
 
 
-def _probe_ids(vocab_size: int) -> npt.NDArray[np.int64]:
+def _probe_ids(vocab_size: int) -> Ints:
     return (np.arange(1, PROBE_TOKENS + 1, dtype=np.int64) * 2654435761) % vocab_size
 
 

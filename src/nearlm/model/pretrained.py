@@ -25,7 +25,7 @@ def load_pretrained(spec: ModelSpec) -> tuple[nn.Module, Any]:
     """Load a model, ready for inference, and its tokenizer."""
     device = choose_device(spec.device)
     dtype = choose_dtype(spec.dtype, device)
-    with hushed():
+    with quiet_transformers():
         tokenizer = load_tokenizer(spec)
         model = _load_model(spec, device, dtype)
         if spec.adapter:
@@ -34,7 +34,7 @@ def load_pretrained(spec: ModelSpec) -> tuple[nn.Module, Any]:
 
 
 @contextlib.contextmanager
-def hushed() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Keep transformers from drawing its own bars and warnings over ours."""
     from transformers.utils import logging as chatter
 
@@ -58,14 +58,14 @@ def choose_device(wish: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise OptionError(f"--device {wish!r} is no torch device; expected auto, cpu, cuda, cuda:1 …") from None
+        raise OptionError(f"`device={wish!r}` is no torch device; expected auto, cpu, cuda, cuda:1 …") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise OptionError(f"--device {wish} was asked for, but torch sees no CUDA device here; use --device cpu")
+        raise OptionError(f"`device={wish!r}` was asked for, but torch sees no CUDA device here; use `device='cpu'`")
     try:
         torch.zeros(1, device=device).item()
     except Exception as error:  # torch raises what it likes, AssertionError included
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0]
-        raise OptionError(f"--device {wish} cannot be used here ({reason}); use --device cpu") from None
+        raise OptionError(f"`device={wish!r}` cannot be used here ({reason}); use `device='cpu'`") from None
     return device
 
 
@@ -76,7 +76,7 @@ def choose_dtype(wish: str, device: torch.device) -> torch.dtype:
             return torch.float32
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     if wish not in _DTYPES:
-        raise OptionError(f"--dtype is {wish!r}, expected auto or one of {', '.join(_DTYPES)}")
+        raise OptionError(f"`dtype` is {wish!r}, expected auto or one of {', '.join(_DTYPES)}")
     return getattr(torch, wish)  # type: ignore[no-any-return]
 
 
@@ -136,12 +136,12 @@ def _place(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
     """Say what to hand to `from_pretrained`: a folder or hub id, and options."""
     name = spec.model
     if name is None:
-        raise OptionError("no model was given; name one with --model")
+        raise OptionError("no model was given; name one with `model`")
     if name in BUILT_IN:
         return str(_smollm2()), {}
     path = Path(name).expanduser()
     if spec.revision and path.exists():
-        raise OptionError(f"--revision {spec.revision} is for models on the hub, but {name!r} is a local path")
+        raise OptionError(f"`revision={spec.revision!r}` is for models on the hub, but {name!r} is a local path")
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ModelError(f"the GGUF file {name!r} does not exist")
@@ -161,17 +161,17 @@ def _check_folder(path: Path, name: str) -> None:
     if (path / "config.json").exists():
         return
     if (path / "adapter_config.json").exists():
-        raise ModelError(f"folder {name!r} holds a PEFT adapter; name its base model and add it with --adapter")
+        raise ModelError(f"folder {name!r} holds a PEFT adapter; name its base model and add it with `adapter`")
     raise ModelError(f"folder {name!r} holds no config.json; expected a saved Hugging Face model")
 
 
 def _quantization(wish: str) -> Any:
     if wish not in _QUANTIZATIONS:
-        raise OptionError(f"--quantization is {wish!r}, expected one of {', '.join(_QUANTIZATIONS)}")
+        raise OptionError(f"`quantization` is {wish!r}, expected one of {', '.join(_QUANTIZATIONS)}")
     try:
         import bitsandbytes  # noqa: F401
     except ImportError:
-        raise MissingExtraError(f"--quantization {wish}", "quantized") from None
+        raise MissingExtraError(f"`quantization={wish!r}`", "quantized") from None
     from transformers import BitsAndBytesConfig
 
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it tells of a cast in every layer of every pass
@@ -183,7 +183,7 @@ def _with_adapter(model: nn.Module, adapter: str) -> nn.Module:
     try:
         import peft
     except ImportError:
-        raise MissingExtraError(f"--adapter {adapter}", "peft") from None
+        raise MissingExtraError(f"`adapter={adapter!r}`", "peft") from None
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")  # the rest would be random
@@ -248,7 +248,7 @@ def _reason(error: Exception) -> str:
         text = text.split(lengthy)[0]
     text = text[:300].rstrip()
     if "trust_remote_code" in str(error):
-        return f"{text} (add --trust-remote-code if you trust its authors)"
+        return f"{text} (add `trust_remote_code=True` if you trust its authors)"
     return text
 
 

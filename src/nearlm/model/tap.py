@@ -39,7 +39,7 @@ class _Stop(Exception):
 
 
 @contextlib.contextmanager
-def captured(tap: Tap, *, stop: bool) -> Iterator[list[Tensor]]:
+def capture(tap: Tap, *, stop: bool) -> Iterator[list[Tensor]]:
     """Collect the tap's vectors during a forward pass, which ends there if `stop`."""
     found: list[Tensor] = []
 
@@ -124,7 +124,7 @@ def find_head(model: nn.Module) -> nn.Module | None:
 def _last_hidden(model: nn.Module) -> Tap:
     head = find_head(model)
     if head is None:
-        raise ModelError(f"{type(model).__name__} has no output embedding to tap; name a module with --key-tap")
+        raise ModelError(f"{type(model).__name__} has no output embedding to tap; name a module with `key_tap`")
     return Tap(next(path for path, module in model.named_modules() if module is head), head)
 
 
@@ -135,7 +135,7 @@ def _module_at(model: nn.Module, path: str) -> nn.Module:
         last = _layers(model)
         example = f", e.g. {last[0]}.{len(last[1]) - 1}" if last else ""
         raise ModelError(
-            f"--key-tap {path!r} is no module of {type(model).__name__}; "
+            f"`key_tap={path!r}` is no module of {type(model).__name__}; "
             f"expected {FFN}, {LAST_HIDDEN} or a module path{example}"
         ) from None
 
@@ -150,7 +150,7 @@ def _layers(model: nn.Module) -> tuple[str, nn.ModuleList] | None:
 def _no_ffn(model: nn.Module, where: str = "") -> ModelError:
     return ModelError(
         f"no key tap was found in {type(model).__name__}: {_NO_FFN}{where}; "
-        f"use --key-tap {LAST_HIDDEN}, or name a module whose input is the context vector"
+        f"use `key_tap={LAST_HIDDEN!r}`, or name a module whose input is the context vector"
     )
 
 
@@ -231,6 +231,6 @@ def _first(value: Any) -> Tensor | None:
 
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any], dim: int | None) -> Tensor | None:
-    """Return the first argument that can be one vector a token."""
+    """Return the first argument that can be one vector per token."""
     tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim >= 2)
     return next((one for one in tensors if one.is_floating_point() and dim in (None, one.shape[-1])), None)

@@ -3,13 +3,11 @@
 import contextlib
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from nearlm.base import QUIET, Reporter, StoreError
-from nearlm.mixing import Adaptor, LMTrace, Trace, last_tokens, trace_search
+from nearlm.base import QUIET, Reals, Reporter, StoreError
+from nearlm.mixing import Gate, LMTrace, Trace, last_tokens, trace_search
 from nearlm.search import PAPER_K, Retriever, build_index, choose_index, read_index_info
 from nearlm.shrink import PruneOptions, ReduceOptions, prune_store, reduce_store
 from nearlm.store import DEFAULT, Datastore
@@ -59,8 +57,8 @@ class Bench:
         """Time searches for the text's first tokens."""
         return searches_per_second(retriever, np.asarray(self.traced.keys[:_TIMED]), k)
 
-    def adaptor_seconds(self, adaptor: Adaptor) -> float:
-        """Time an adaptor alone, features and network, and return the seconds of a token; the best of some passes."""
+    def gate_seconds(self, gate: Gate) -> float:
+        """Time a gate alone, features and network, and return the seconds per token; the best of some passes."""
         traced = self.traced
         text = traced.text
         rows = min(_TIMED, len(traced))
@@ -70,14 +68,14 @@ class Bench:
             started = time.perf_counter()
             for start in range(0, rows, _BATCH):
                 part = slice(start, min(start + _BATCH, rows))
-                counts = adaptor.inputs.counts
+                counts = gate.inputs.counts
                 contexts = last_tokens(text.tokens, text.bounds, positions[part]) if counts else None
-                adaptor.log_weights(traced.keys[part], traced.conf[part], traced.ent[part], contexts)
+                gate.log_weights(traced.keys[part], traced.conf[part], traced.ent[part], contexts)
             times.append(time.perf_counter() - started)
         return min(times[1:]) / rows
 
 
-def searches_per_second(retriever: Retriever, queries: npt.NDArray[np.floating[Any]], k: int) -> float:
+def searches_per_second(retriever: Retriever, queries: Reals, k: int) -> float:
     """Time searches alone, in batches as evaluation makes them; the best of some passes, in a second at least.
 
     Of slow searches fewer queries are timed, so that a pass takes about half a second.
@@ -91,7 +89,7 @@ def searches_per_second(retriever: Retriever, queries: npt.NDArray[np.floating[A
     return len(queries) / min(times)
 
 
-def _pass(retriever: Retriever, queries: npt.NDArray[np.floating[Any]], k: int) -> float:
+def _pass(retriever: Retriever, queries: Reals, k: int) -> float:
     started = time.perf_counter()
     for start in range(0, len(queries), _BATCH):
         retriever.search(queries[start : start + _BATCH], k, ordered=False)

@@ -4,7 +4,7 @@ Narrower keys, fewer records, fewer lists, fewer neighbours and skipped searches
 they cost together is then estimated (differences of perplexity add up, ratios multiply), and the combinations that
 seem fastest within the budget are made and measured while they promise to beat what has been. Within the budget means
 surely so: by two standard errors of the difference from the vanilla kNN-LM. The share of searches to skip is in the end
-the largest that is, on the tokens held out from the adaptor's training and on the whole text.
+the largest that is, on the tokens held out from the gate's training and on the whole text.
 """
 
 import os
@@ -15,10 +15,10 @@ from pathlib import Path
 
 from nearlm.base import QUIET, Job, Json, OptionError, Reporter, StoreError, duration, files, size, store_folder
 from nearlm.base.records import from_json, read_record, to_json, write_record
-from nearlm.mixing import Adaptor, perplexity, room_for_traces, trace_lm, traced_text
+from nearlm.mixing import Gate, perplexity, room_for_traces, trace_lm, traced_text
 from nearlm.model.lm import LM
 from nearlm.optimizer.bench import SMALL
-from nearlm.optimizer.points import Choice, Goal, Point, Shape, cheapest, estimates, explain, preferred, unbeaten
+from nearlm.optimizer.points import Choice, Goal, Point, Shape, cheapest, estimates, explain, is_preferred, unbeaten
 from nearlm.optimizer.trials import FINAL, Trials
 from nearlm.search import PAPER, PAPER_K
 from nearlm.store import DEFAULT, Datastore, Layout, SearchSettings, refuse_foreign, write_defaults
@@ -34,7 +34,7 @@ _ATTEMPTS = 4
 _PROMISING = 0.95  # of the least time so far: estimates are no better than that
 _TRACE_BYTES = 8  # of a neighbour
 _WITH_INDEX = 1.4  # of a store
-_SHAPE_SECONDS = 60e-6  # a record, on two cores
+_SHAPE_SECONDS = 60e-6  # per record, on two cores
 _PRUNE_SECONDS = 200e-6
 _PAPER_SECONDS = 300e-6
 
@@ -52,10 +52,10 @@ def optimize(
 ) -> Choice:
     """Make, at `out`, the fastest store within `budget` perplexity of the vanilla kNN-LM, ready to use."""
     if not 0 <= budget < float("inf"):
-        raise OptionError(f"--budget is {budget}, expected 0 or more perplexity")
+        raise OptionError(f"`budget` is {budget}, expected 0 or more perplexity")
     folder = store_folder(out)
     if folder.resolve() == store.path.resolve():
-        raise StoreError(f"--out is the store itself ({folder}); choose another folder")
+        raise StoreError(f"`out` is the store itself ({folder}); choose another folder")
     reading = store.reading()
     read = traced_text(text, lm.tokenizer, reading, reporter)
     plan = {"store": store.checksum, "text": read.sha256, "budget": budget, "model": lm.fingerprint()}
@@ -63,7 +63,7 @@ def optimize(
     layout = Layout(folder)
     if layout.optimized.exists():
         files.remove(work)
-        return _finished(layout, plan, reporter)
+        return _read_finished(layout, plan, reporter)
     _check_out(layout, work)
     work.mkdir(parents=True, exist_ok=True)
     with files.lock(work):
@@ -71,23 +71,23 @@ def optimize(
         _begin(job, plan, work, folder)
         _announce(store, len(read.targets), reporter)
         trials = Trials(store, trace_lm(lm, read, reading, reporter), work, job, reporter)
-        train = partial(Adaptor.train, lm, text=read, reporter=reporter)
+        train = partial(Gate.train, lm, text=read, reporter=reporter)
         choice = _choose(trials, budget, folder, train)
         write_record(layout.optimized, Optimized(plan, choice))
         files.remove(work)
     return choice
 
 
-def _finished(layout: Layout, plan: Json, reporter: Reporter) -> Choice:
+def _read_finished(layout: Layout, plan: Json, reporter: Reporter) -> Choice:
     noted = files.read_stamped(layout.optimized)
     if noted["plan"] != plan:
-        raise StoreError(f"{layout.folder} was optimized from another store, text or budget; choose another --out")
+        raise StoreError(f"{layout.folder} was optimized from another store, text or budget; choose another `out`")
     try:
         choice = read_record(Optimized, layout.optimized).choice
     except StoreError:
         raise StoreError(
             f"{layout.folder} was optimized by another version of nearlm, whose table cannot be read; "
-            "the store itself can be used as it is, or made again: repeat the command with another --out"
+            "the store itself can be used as it is, or made again: repeat the command with another `out`"
         ) from None
     reporter.say(f"{layout.folder} is complete already")
     return choice
@@ -98,7 +98,7 @@ def _check_out(layout: Layout, work: Path) -> None:
     if not work.exists():
         refuse_foreign(layout.folder, layout.derive_job)
         if layout.is_store:
-            raise StoreError(f"{layout.folder} is a finished store, made in another way; choose another --out")
+            raise StoreError(f"{layout.folder} is a finished store, made in another way; choose another `out`")
 
 
 def _begin(job: Job, plan: Json, work: Path, folder: Path) -> None:
@@ -136,7 +136,7 @@ def _shapes(store: Datastore) -> list[Shape]:
     return narrower + [Shape(keep, store.dim) for keep in (SMALL_KEEPS if small else KEEPS)]
 
 
-def _choose(trials: Trials, budget: float, folder: Path, train: Callable[[Datastore], Adaptor]) -> Choice:
+def _choose(trials: Trials, budget: float, folder: Path, train: Callable[[Datastore], Gate]) -> Choice:
     vanilla = trials.vanilla()
     points = trials.measure(trials.whole, NPROBES)
     goal = Goal(vanilla.perplexity + budget, trials.skipping(points[0]))
@@ -150,19 +150,19 @@ def _choose(trials: Trials, budget: float, folder: Path, train: Callable[[Datast
         if refused and best != plain:
             points.append(from_json(Point, refused["point"], folder))
             continue
-        gated, held_out = trials.adapt(trials.final(best, folder), best, budget, train)
+        gated, held_out = trials.gate(trials.final(best, folder), best, budget, train)
         points.append(gated)
-        if preferred(gated, plain, goal.target):
+        if is_preferred(gated, plain, goal.target):
             chosen = gated
             break
         if best != plain:
             trials.reporter.say(f"{gated.label} is not surely within the budget, or no faster; taking {plain.label}")
             files.remove(trials.work / _REFUSED)
-            files.replace(folder, trials.work / _REFUSED)  # at once: what a kill leaves of a removed one is no store
+            files.replace(folder, trials.work / _REFUSED)  # at once: what a kill leaves of a removed one is not a store
             trials.job.note(_REFUSED, {"point": to_json(gated)})
 
     search = chosen.setup.search
-    write_defaults(Layout(folder), SearchSettings(index=DEFAULT, adaptor=search.adaptor, skip=search.skip))
+    write_defaults(Layout(folder), SearchSettings(index=DEFAULT, gate=search.gate, skip=search.skip))
     marks = unbeaten([(point.beyond, point.microseconds) for point in points])
     points = [replace(one, pareto=mark, chosen=one is chosen) for one, mark in zip(points, marks, strict=True)]
     nlm = perplexity(trials.traced.log_lm)

@@ -17,7 +17,7 @@ from nearlm.store import SearchSettings
 class Setup:
     """A memory that was measured: its size, its index, and how it is searched.
 
-    `index_bytes` are those of all that is needed beside the records: the index, and an adaptor with its tables.
+    `index_bytes` are those of all that is needed beside the records: the index, and a gate with its tables.
     """
 
     records: int
@@ -29,7 +29,7 @@ class Setup:
 
     @classmethod
     def of(cls, retriever: Retriever, search: SearchSettings, tables: int = 0) -> "Setup":
-        """Describe a memory; `tables` are the bytes of its adaptor."""
+        """Describe a memory; `tables` are the bytes of its gate."""
         store = retriever.store
         kind = str(retriever.index.spec)
         return cls(len(store), store.dim, store.bytes, retriever.bytes + tables, kind, search.over(retriever.settings))
@@ -66,10 +66,10 @@ class Shape(NamedTuple):
 class Point:
     """One memory and what it costs on the validation text.
 
-    `microseconds` are those of a token's search (and adaptor). With an adaptor, perplexity is that of the tokens held
+    `microseconds` are those of a token's search (and gate). With a gate, perplexity is that of the tokens held
     out from its training, and `sure` tells whether it is within the budget by two standard errors, there and on the
     whole text. `beyond` is the difference from the vanilla kNN-LM on the same tokens, in every case, and `margin` two
-    standard errors of it without an adaptor.
+    standard errors of it without a gate.
     """
 
     label: str
@@ -85,14 +85,14 @@ class Point:
     chosen: bool = False
 
     @property
-    def adaptor(self) -> bool:
-        """Whether an adaptor decides who asks."""
-        return self.setup.search.adaptor is not None
+    def gate(self) -> bool:
+        """Whether a gate decides which tokens skip retrieval."""
+        return self.setup.search.gate is not None
 
 
 @dataclass(frozen=True)
 class Skipping:
-    """What an adaptor does to perplexity (a ratio for every percent of searches skipped), and its own time.
+    """What a gate does to perplexity (a ratio for every percent of searches skipped), and its own time.
 
     `margin` is how much better than allowed a perplexity must be to be sure of it.
     """
@@ -104,7 +104,7 @@ class Skipping:
 
 @dataclass(frozen=True)
 class HeldOutTokens:
-    """Perplexities of the tokens held out from an adaptor's training."""
+    """Perplexities of the tokens held out from a gate's training."""
 
     tokens: int
     vanilla: float
@@ -144,27 +144,27 @@ class Choice:
                 f"{point.microseconds:9.1f} {setup.records:11,} {size(setup.store_bytes):>9} "
                 f"{size(setup.index_bytes):>9}"
             )
-        if any(point.adaptor for point in self.points):
-            rows.append(f"with an adaptor: on the {self.held_out.tokens:,} tokens held out from its training")
+        if any(point.gate for point in self.points):
+            rows.append(f"with a gate: on the {self.held_out.tokens:,} tokens held out from its training")
         return "\n".join([*rows, "", self.paragraph])
 
 
 @dataclass(frozen=True)
 class Goal:
-    """The perplexity that a memory may have, and what an adaptor is known to do."""
+    """The perplexity that a memory may have, and what a gate is known to do."""
 
     target: float
     skipping: Skipping | None = None
 
     @property
     def alone(self) -> "Goal":
-        """The same without an adaptor."""
+        """The same without a gate."""
         return Goal(self.target)
 
     def price(self, perplexity: float, microseconds: float, margin: float = 0.0) -> float:
-        """Return the least time of a memory surely within the target, with an adaptor or without, or else infinity.
+        """Return the least time of a memory surely within the target, with a gate or without, or else infinity.
 
-        `margin` is how much better than allowed the perplexity must be without an adaptor.
+        `margin` is how much better than allowed the perplexity must be without a gate.
         """
         prices = [microseconds] if perplexity + margin <= self.target else []
         if self.skipping is not None:
@@ -179,8 +179,8 @@ def cheapest(points: Sequence[Point], goal: Goal) -> Point:
     return min(points, key=lambda one: (goal.price(one.perplexity, one.microseconds, one.margin), one.perplexity))
 
 
-def preferred(gated: Point, plain: Point, target: float) -> bool:
-    """Tell whether to take a memory with an adaptor: surely within the budget, and faster than one without that is."""
+def is_preferred(gated: Point, plain: Point, target: float) -> bool:
+    """Tell whether to take a memory with a gate: surely within the budget, and faster than one without that is."""
     return gated.sure and (plain.perplexity + plain.margin > target or gated.microseconds < plain.microseconds)
 
 
@@ -214,8 +214,8 @@ def explain(vanilla: Point, chosen: Point, budget: float, held_out: HeldOutToken
         records = f"{setup.records:,} of {vanilla.setup.records:,} records"
     lists = f" in {search.nprobe} lists" if search.nprobe else ""
     policy = f"λ={search.lam:g}."
-    if chosen.adaptor:
-        policy = f"{'λ(c)' if chosen.learned else 'one λ'} and an adaptor that skips {search.skip:.0%} of the searches."
+    if chosen.gate:
+        policy = f"{'λ(c)' if chosen.learned else 'one λ'} and a gate that skips {search.skip:.0%} of the searches."
         verdict = (
             f"On the {held_out.tokens:,} held-out tokens its perplexity is {chosen.perplexity:.3f}, the vanilla "
             f"kNN-LM's {held_out.vanilla:.3f}, so it stays within the budget of {budget:g}."
@@ -231,8 +231,9 @@ def explain(vanilla: Point, chosen: Point, budget: float, held_out: HeldOutToken
             f"{vanilla.perplexity:.3f}; this has the best perplexity, {chosen.perplexity:.3f}."
         )
     return (
-        f"Chosen: {records}, keys of {setup.dim} dimensions, {search.k} neighbours{lists}, T={search.temperature:g}, "
-        f"{policy} {verdict} The memory takes {chosen.microseconds:.0f} µs a token instead of "
+        f"Chosen: {records}, keys of {setup.dim} dimensions, {search.k} neighbours{lists}, "
+        f"T={search.knn_temperature:g}, "
+        f"{policy} {verdict} The memory takes {chosen.microseconds:.0f} µs per token instead of "
         f"{vanilla.microseconds:.0f} ({vanilla.microseconds / chosen.microseconds:.1f} times less), and "
         f"{size(setup.disk)} of disk instead of {size(vanilla.setup.disk)}, with all that is searched."
     )

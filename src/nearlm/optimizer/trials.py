@@ -1,4 +1,4 @@
-"""What `optimize` measures: smaller stores and an adaptor on a validation text, each noted when it is measured."""
+"""What `optimize` measures: smaller stores and a gate on a validation text, each noted when it is measured."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from nearlm.base import Job, Reporter, files
+from nearlm.base import Doubles, Job, Reporter, files
 from nearlm.mixing import (
     SHARES,
     SURE,
     TRUSTED_TOKENS,
-    Adaptor,
+    Gate,
     LMTrace,
     Trace,
     Training,
@@ -41,8 +40,6 @@ FINAL = "final"  # notes of a job
 _VANILLA = "vanilla"
 _ALL = slice(None)
 
-Floats = npt.NDArray[np.float64]
-
 
 class Trials(Bench):
     """Makes smaller stores and measures them, noting what has been measured."""
@@ -53,11 +50,11 @@ class Trials(Bench):
         self.job = job
         self.whole = Shape(1.0, store.dim)
 
-    def noted(self, name: str, measure: Callable[[], list[Point]]) -> list[Point]:
+    def measure_once(self, name: str, measure: Callable[[], list[Point]]) -> list[Point]:
         """Return points that were measured before, or measure and note them."""
         points = self.job.once(name, list[Point], measure)
         for one in points:
-            self.reporter.say(f"  {one.label}: perplexity {one.perplexity:.3f}, {one.microseconds:.0f} µs a token")
+            self.reporter.say(f"  {one.label}: perplexity {one.perplexity:.3f}, {one.microseconds:.0f} µs per token")
         return points
 
     @cached_property
@@ -72,14 +69,14 @@ class Trials(Bench):
             trace = self._paper_trace
             return [replace(self.point(self.whole, trace.retriever, best_setting(trace)), label=_VANILLA)]
 
-        return self.noted(_VANILLA, measured)[0]
+        return self.measure_once(_VANILLA, measured)[0]
 
     @cached_property
-    def log_vanilla(self) -> Floats:
+    def log_vanilla(self) -> Doubles:
         """What the paper's kNN-LM gives every token, as it was tuned."""
         return self._paper_trace.log_p(self.job.once(_VANILLA, list[Point], list)[0].setup.search)
 
-    def margin(self, logp: Floats, rows: Any = _ALL) -> float:
+    def margin(self, logp: Doubles, rows: Any = _ALL) -> float:
         """Return two standard errors of the difference from the vanilla kNN-LM on some tokens, in perplexity."""
         documents = np.asarray(self.traced.text.documents)[rows]
         error = standard_error((logp - self.log_vanilla)[rows], documents)
@@ -89,7 +86,7 @@ class Trials(Bench):
         """Measure a store of this shape with different numbers of lists, and of neighbours."""
 
         def measured() -> list[Point]:
-            store = self.derived(shape)
+            store = self.derive(shape)
             lists = self.open(store, AUTO).index.nprobe
             points = []
             for nprobe in nprobes if lists else (None,):
@@ -100,13 +97,13 @@ class Trials(Bench):
                     points.append(replace(self.point(shape, retriever, tuned), margin=margin))
             return points
 
-        points = self.noted(f"{shape.folder}-{'-'.join(map(str, nprobes))}", measured)
+        points = self.measure_once(f"{shape.folder}-{'-'.join(map(str, nprobes))}", measured)
         files.remove(self.work / shape.folder)
         return points
 
     def point(self, shape: Shape, retriever: Retriever, tuned: Tuned) -> Point:
         """Time one way to search."""
-        search = SearchSettings(**tuned.given)
+        search = SearchSettings(**tuned.values)
         return Point(
             label=shape.label(self.whole, search),
             setup=Setup.of(retriever, search),
@@ -116,7 +113,7 @@ class Trials(Bench):
         )
 
     def skipping(self, point: Point) -> Skipping | None:
-        """Train an adaptor for one way to search the whole store; tell what skipping does to what was held out."""
+        """Train a gate for one way to search the whole store; tell what skipping does to what was held out."""
         split = split_rows(self.traced.text.documents, Training().seed)
         if len(split.held) < TRUSTED_TOKENS:
             return None
@@ -131,22 +128,22 @@ class Trials(Bench):
             examples = examples_of(trace, inputs, ngrams, search)
             trained = train_network(inputs, examples, split, training.coefficients()[0], training)
             verdict = judge(trained.network, examples, split, training.objective, search.lam or 0.0)
-            adaptor = Adaptor(trained.network, verdict, search_only(search), ngrams)
+            gate = Gate(trained.network, verdict, search_only(search), ngrams)
             held = verdict.held_out
             return Skipping(
                 ratios=[value / held.constant for value in held.curve],
-                margin=self.margin(_Trial.of(self, adaptor, trace).logp(0.0)),
-                microseconds=1e6 * self.adaptor_seconds(adaptor),
+                margin=self.margin(_Trial.of(self, gate, trace).logp(0.0)),
+                microseconds=1e6 * self.gate_seconds(gate),
             )
 
         skipping = self.job.once("skipping", Skipping, measured)
         self.reporter.say(
-            f"  an adaptor: {skipping.microseconds:.1f} µs a token; perplexity x {skipping.ratios[0]:.3f} when nothing "
+            f"  a gate: {skipping.microseconds:.1f} µs per token; perplexity x {skipping.ratios[0]:.3f} when nothing "
             f"is skipped, x {skipping.ratios[50]:.3f} when half is; to be sure of it takes {skipping.margin:.3f}"
         )
         return skipping
 
-    def derived(self, shape: Shape, folder: Path | None = None) -> Datastore:
+    def derive(self, shape: Shape, folder: Path | None = None) -> Datastore:
         """Return a store of this shape, at a place of its own if need be: pruned, then rotated and reduced.
 
         It is pruned by k-means, which docs/results.md found best; that store stays until all is done.
@@ -162,32 +159,32 @@ class Trials(Bench):
         """Make a chosen store at its place, indexed and tuned."""
         self.job.note(FINAL, {"begun": True})
         search = best.setup.search
-        final = self.derived(Shape(best.keep, best.setup.dim), folder)
+        final = self.derive(Shape(best.keep, best.setup.dim), folder)
         build_index(final, AUTO, name=DEFAULT, nprobe=search.nprobe, reporter=self.steps)
         trace = self.trace(Retriever(final, DEFAULT, nprobe=search.nprobe), search.k or 1)
         write_tuned(final.layout, best_setting(trace))
         return final
 
-    def adapt(
-        self, final: Datastore, best: Point, budget: float, train: Callable[[Datastore], Adaptor]
+    def gate(
+        self, final: Datastore, best: Point, budget: float, train: Callable[[Datastore], Gate]
     ) -> tuple[Point, HeldOutTokens]:
-        """Train an adaptor for a chosen store and choose how much it skips; tell also of the tokens held out from it.
+        """Train a gate for a chosen store and choose how much it skips; tell also of the tokens held out from it.
 
         That is the largest share whose perplexity surely stays within the budget (by two standard errors of the
         difference) on the tokens that were held out, and, since these are few, on the whole text.
         """
-        adaptor = train(final)
-        held = split_rows(self.traced.text.documents, adaptor.info.training.seed).held
+        gate = train(final)
+        held = split_rows(self.traced.text.documents, gate.info.training.seed).held
         search = best.setup.search
-        trial = _Trial.of(self, adaptor, self.trace(Retriever.open(final, adaptor.settings), search.k or 1))
+        trial = _Trial.of(self, gate, self.trace(Retriever.open(final, gate.settings), search.k or 1))
         shares = SHARES[:-1] if len(held) >= TRUSTED_TOKENS else SHARES[:0]
         skip = max((float(share) for share in shares if trial.within(share, budget, held)), default=0.0)
         value = perplexity(trial.logp(skip)[held])
         vanilla = perplexity(self.log_vanilla[held])
         setup = replace(
             best.setup,
-            index_bytes=best.setup.index_bytes + adaptor.bytes,
-            search=replace(search, adaptor=adaptor.name, skip=skip),
+            index_bytes=best.setup.index_bytes + gate.bytes,
+            search=replace(search, gate=gate.name, skip=skip),
         )
         point = replace(
             best,
@@ -196,33 +193,33 @@ class Trials(Bench):
             perplexity=value,
             beyond=value - vanilla,
             margin=0.0,
-            microseconds=1e6 * self.adaptor_seconds(adaptor) + (1 - skip) * best.microseconds,
-            learned=adaptor.learned,
+            microseconds=1e6 * self.gate_seconds(gate) + (1 - skip) * best.microseconds,
+            learned=gate.learned,
             sure=bool(len(shares)) and trial.within(skip, budget, held),
         )
-        judged = adaptor.info.held_out
+        judged = gate.info.held_out
         return point, HeldOutTokens(len(held), vanilla, judged.constant, judged.nlm)
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """What an adaptor makes of every token of the validation text, next to what the vanilla kNN-LM does."""
+    """What a gate makes of every token of the validation text, next to what the vanilla kNN-LM does."""
 
     trials: Trials
-    adaptor: Adaptor
-    log_lam: Floats
-    log_knn: Floats
+    gate: Gate
+    log_lam: Doubles
+    log_knn: Doubles
 
     @classmethod
-    def of(cls, trials: Trials, adaptor: Adaptor, trace: Trace) -> "_Trial":
-        """Ask an adaptor's network of every token."""
+    def of(cls, trials: Trials, gate: Gate, trace: Trace) -> "_Trial":
+        """Ask a gate's network of every token."""
         traced = trials.traced
-        log_lam = adaptor.log_weights(traced.keys, traced.conf, traced.ent, traced.contexts())[:, 0]
-        return cls(trials, adaptor, log_lam, trace.log_p_knn_of(adaptor.settings))
+        log_lam = gate.log_weights(traced.keys, traced.conf, traced.ent, traced.contexts())[:, 0]
+        return cls(trials, gate, log_lam, trace.log_p_knn_of(gate.settings))
 
-    def logp(self, share: float) -> Floats:
+    def logp(self, share: float) -> Doubles:
         """Return log p of every token when so many searches are skipped."""
-        return mix(self.trials.traced.log_lm, self.log_knn, self.adaptor.gate(share).weigh(self.log_lam))
+        return mix(self.trials.traced.log_lm, self.log_knn, self.gate.at(share).weigh(self.log_lam))
 
     def within(self, share: float, budget: float, held: Any) -> bool:
         """Tell whether skipping a share surely stays within the budget, on the held-out tokens and on all."""

@@ -5,25 +5,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
-from nearlm.base import QUIET, Job, Reporter, canonical_hash, files, to_json
+from nearlm.base import QUIET, Doubles, Job, Reporter, canonical_hash, files, to_json
 from nearlm.mixing import (
     FEATURES,
-    Adaptor,
     Examples,
+    Gate,
     Inputs,
     Trace,
     Training,
-    adaptor_files,
     best_constant,
     build_ngrams,
     capped_lambda,
     examples_of,
+    gate_files,
     mix,
     perplexity,
     split_rows,
-    traced,
+    trace_for,
     traced_text,
     train_network,
 )
@@ -34,7 +33,7 @@ from nearlm.search import Retriever
 from nearlm.store import DEFAULT, Datastore
 from nearlm.text import SCORE_BATCH_TOKENS, Texts, fill_batch, plan_batches
 
-SHARES = tuple(round(0.05 * step, 2) for step in range(21))
+SKIPPED = tuple(round(0.05 * step, 2) for step in range(21))
 PAPER_ROWS = (
     FEATURES,
     ("keys", "conf", "ent", "fert"),
@@ -44,32 +43,30 @@ PAPER_ROWS = (
     ("keys",),
 )
 
-Floats = npt.NDArray[np.float64]
-
 
 def ablate(
     lm: LM,
     store: Datastore,
     text: Texts,
     *,
-    adaptor: str = DEFAULT,
+    gate: str = DEFAULT,
     valid: Texts | None = None,
     reporter: Reporter = QUIET,
 ) -> Ablation:
-    """Take an adaptor apart on a test text, from one trace; with a validation text, train the paper's variants too."""
-    trained = Adaptor.load(store, adaptor)
+    """Take a gate apart on a test text, from one trace; with a validation text, train the paper's variants too."""
+    trained = Gate.load(store, gate)
     retriever = Retriever.open(store, trained.settings)
     trained.check(retriever, trained.settings, lm.fingerprint())
 
     def trace_of(wanted: Texts) -> Trace:
         read = traced_text(wanted, lm.tokenizer, store.reading(), reporter)
-        return traced(lm, retriever, read, store.reading(), trained.settings, reporter)
+        return trace_for(lm, retriever, read, store.reading(), trained.settings, reporter)
 
     test = trace_of(text)
     found = _without_training(lm, trained, test)
     if valid is None:
         return found
-    with files.lock(adaptor_files(store, adaptor).folder):
+    with files.lock(gate_files(store, gate).folder):
         variants = _Variants(store, trained, trace_of(valid), test, reporter)
         rows = [variants.row(features) for features in PAPER_ROWS]
         classified = variants.row(trained.inputs.features, "classify")
@@ -77,7 +74,7 @@ def ablate(
     return replace(found, features=rows, objectives={"classification": classified.perplexity})
 
 
-def _without_training(lm: LM, trained: Adaptor, test: Trace) -> Ablation:
+def _without_training(lm: LM, trained: Gate, test: Trace) -> Ablation:
     examples = examples_of(test, trained.inputs, trained.ngrams, trained.settings)
     log_lm = examples.log_lm
     log_knn = examples.log_knn
@@ -91,9 +88,9 @@ def _without_training(lm: LM, trained: Adaptor, test: Trace) -> Ablation:
         vanilla_perplexity=perplexity(mix(log_lm, log_knn, trained.lam)),
         best_lam=best,
         best_constant_perplexity=perplexity(mix(log_lm, log_knn, best)),
-        shares=list(SHARES),
+        shares=list(SKIPPED),
         curves=curves,
-        skipped=[float(np.mean(log_lam < trained.threshold(share))) for share in SHARES],
+        skipped=[float(np.mean(log_lam < trained.threshold_at(share))) for share in SKIPPED],
         equal_share=equal_share(curves[LEARNED if trained.learned else MASK], curves[RANDOM][0]),
         oracle=oracle(log_lm, log_knn, trained.lam),
         features=[],
@@ -102,23 +99,23 @@ def _without_training(lm: LM, trained: Adaptor, test: Trace) -> Ablation:
     )
 
 
-def masks_and_weights(log_lm: Floats, log_knn: Floats, log_lam: Floats, constant: float) -> dict[str, list[float]]:
+def masks_and_weights(log_lm: Doubles, log_knn: Doubles, log_lam: Doubles, constant: float) -> dict[str, list[float]]:
     """Return perplexities of {random, learned} masks × {constant, learned} λ; a random mask by its expectation."""
-    weights: dict[str, float | Floats] = {"constant": constant, "learned": capped_lambda(log_lam)}
+    weights: dict[str, float | Doubles] = {"constant": constant, "learned": capped_lambda(log_lam)}
     curves = {}
     for name, lam in weights.items():
         mixed = mix(log_lm, log_knn, lam)
-        means = [share * np.mean(log_lm) + (1 - share) * np.mean(mixed) for share in SHARES]
+        means = [share * np.mean(log_lm) + (1 - share) * np.mean(mixed) for share in SKIPPED]
         curves[f"random mask, {name} λ"] = [float(np.exp(-mean)) for mean in means]
         curves[f"learned mask, {name} λ"] = by_rank(log_lm, mixed, log_lam)
     return curves
 
 
-def by_rank(log_lm: Floats, mixed: Floats, scores: Floats) -> list[float]:
+def by_rank(log_lm: Doubles, mixed: Doubles, scores: Doubles) -> list[float]:
     """Return the perplexity when exactly each share with the lowest scores is left to the LM."""
     order = np.argsort(scores, kind="stable")
     saved = np.concatenate(([0.0], np.cumsum((log_lm - mixed)[order])))
-    counts = np.round(np.array(SHARES) * len(scores)).astype(int)
+    counts = np.round(np.array(SKIPPED) * len(scores)).astype(int)
     return [float(value) for value in np.exp(-(mixed.sum() + saved[counts]) / len(scores))]
 
 
@@ -129,12 +126,12 @@ def equal_share(values: Sequence[float], vanilla: float) -> float:
             if number == 0:
                 return 0.0
             before = values[number - 1]
-            return SHARES[number - 1] + (SHARES[number] - SHARES[number - 1]) * (vanilla - before) / (value - before)
+            return SKIPPED[number - 1] + (SKIPPED[number] - SKIPPED[number - 1]) * (vanilla - before) / (value - before)
     return 1.0
 
 
-def oracle(log_lm: Floats, log_knn: Floats, constant: float) -> Oracle:
-    """Return what asking only where p_kNN ≥ p_LM would give."""
+def oracle(log_lm: Doubles, log_knn: Doubles, constant: float) -> Oracle:
+    """Return what retrieving only where p_kNN ≥ p_LM would give."""
     wins = log_knn >= log_lm
     return Oracle(
         skipped=float(np.mean(~wins)),
@@ -144,57 +141,55 @@ def oracle(log_lm: Floats, log_knn: Floats, constant: float) -> Oracle:
 
 
 class _Variants:
-    """Trains variants of an adaptor on its validation text and tries them on the test; resumes after a kill."""
+    """Trains variants of a gate on its validation text and tries them on the test; resumes after a kill."""
 
-    def __init__(self, store: Datastore, adaptor: Adaptor, valid: Trace, test: Trace, reporter: Reporter):
-        self.adaptor = adaptor
+    def __init__(self, store: Datastore, gate: Gate, valid: Trace, test: Trace, reporter: Reporter):
+        self.gate = gate
         self.valid = valid
         self.test = test
         self.reporter = reporter
         self.ngrams = build_ngrams(store, reporter)
-        self.split = split_rows(valid.lm.text.documents, adaptor.info.training.seed)
-        self.job = Job(adaptor_files(store, adaptor.name).folder, "ablate")
-        described = canonical_hash(to_json(adaptor.info))
-        self.job.resume({"adaptor": described, "valid": valid.lm.key, "test": test.lm.key})
+        self.split = split_rows(valid.lm.text.documents, gate.info.training.seed)
+        self.job = Job(gate_files(store, gate.name).folder, "ablate")
+        described = canonical_hash(to_json(gate.info))
+        self.job.resume({"gate": described, "valid": valid.lm.key, "test": test.lm.key})
 
     def row(self, features: tuple[str, ...], objective: str = "likelihood") -> FeatureRow:
         """Return the test's perplexity at every share with some features, trained now or by an earlier run."""
-        return self.job.once(
-            f"{objective}-{'-'.join(features)}", FeatureRow, lambda: self._trained(features, objective)
-        )
+        return self.job.once(f"{objective}-{'-'.join(features)}", FeatureRow, lambda: self._train(features, objective))
 
-    def _trained(self, features: tuple[str, ...], objective: str) -> FeatureRow:
-        info = self.adaptor.info.training
-        inputs = Inputs(self.adaptor.inputs.dim, features, self.adaptor.inputs.standardise)
+    def _train(self, features: tuple[str, ...], objective: str) -> FeatureRow:
+        info = self.gate.info.training
+        inputs = Inputs(self.gate.inputs.dim, features, self.gate.inputs.standardise)
         examples = self._examples(self.valid, inputs)
         test = self._examples(self.test, inputs)
         training = Training(objective=objective, seed=info.seed)
         with self.reporter.bar(f"training {objective} {'+'.join(features)}", None, "tokens") as advance:
-            trained = train_network(inputs, examples, self.split, info.a, training, advance)
+            trained = train_network(inputs, examples, self.split, info.l1, training, advance)
         log_lam = trained.network.log_weights(test.keys, test.scalars)[:, 0]
-        lam = capped_lambda(log_lam) if objective == "likelihood" else self.adaptor.lam
+        lam = capped_lambda(log_lam) if objective == "likelihood" else self.gate.lam
         values = by_rank(test.log_lm, mix(test.log_lm, test.log_knn, lam), log_lam)
         return FeatureRow(list(features), values, trained.epochs)
 
     def _examples(self, trace: Trace, inputs: Inputs) -> Examples:
-        return examples_of(trace, inputs, self.ngrams if inputs.counts else None, self.adaptor.settings)
+        return examples_of(trace, inputs, self.ngrams if inputs.counts else None, self.gate.settings)
 
 
-def _speed(lm: LM, adaptor: Adaptor, bench: Bench, retriever: Retriever) -> PartSpeed:
+def _speed(lm: LM, gate: Gate, bench: Bench, retriever: Retriever) -> PartSpeed:
     """Time each part alone and say what tokens/s they add up to at every share."""
     text = bench.traced.text
     batch = fill_batch(text.tokens, text.windows[plan_batches(text.windows, SCORE_BATCH_TOKENS)[0]])
     seconds = {
-        "lm": _timed(lambda: lm.score(batch), len(batch.targets)),
-        "search": 1 / bench.searches_per_second(retriever, adaptor.settings.k or 1),
-        "adaptor": bench.adaptor_seconds(adaptor),
+        "lm": _time(lambda: lm.score(batch), len(batch.targets)),
+        "search": 1 / bench.searches_per_second(retriever, gate.settings.k or 1),
+        "gate": bench.gate_seconds(gate),
     }
-    each = [1 / (seconds["lm"] + seconds["adaptor"] + (1 - share) * seconds["search"]) for share in SHARES]
+    each = [1 / (seconds["lm"] + seconds["gate"] + (1 - share) * seconds["search"]) for share in SKIPPED]
     return PartSpeed(seconds, each)
 
 
-def _timed(run: Callable[[], object], count: int) -> float:
-    """Return the seconds a token of a run takes, the first run not counted."""
+def _time(run: Callable[[], object], count: int) -> float:
+    """Return the seconds per token of a run, the first run not counted."""
     run()
     started = time.perf_counter()
     run()

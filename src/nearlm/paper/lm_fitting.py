@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from nearlm.base import Advance, ModelError, OptionError, Reporter, StoreError, duration, files, size
+from nearlm.base import Advance, Int32s, Ints, ModelError, OptionError, Reporter, StoreError, duration, files, size
 from nearlm.model.pretrained import choose_device
-from nearlm.text import Ints, Windows
+from nearlm.text import Windows
 
 CHECKPOINT_SECONDS = 120.0
 _LOGIT_BYTES = 64 << 20  # of logits at a time; a larger batch is taken in parts
@@ -53,7 +52,7 @@ class Schedule:
 class Examples(Dataset[dict[str, Tensor]]):
     """The windows of all epochs, each epoch in an order of its own; a window overlaps the next by one token."""
 
-    def __init__(self, tokens: npt.NDArray[np.int32], windows: Windows, schedule: Schedule):
+    def __init__(self, tokens: Int32s, windows: Windows, schedule: Schedule):
         self._tokens = tokens
         self._windows = windows
         self._length = int(windows.inputs.max()) + 1
@@ -73,7 +72,7 @@ class Examples(Dataset[dict[str, Tensor]]):
         ids[:count] = labels[:count] = self._tokens[start : start + count]
         return {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
 
-    def predicted(self, rows: slice) -> int:
+    def count_predicted(self, rows: slice) -> int:
         """Return how many tokens some examples predict."""
         return int(self._windows.inputs[self._order[rows]].sum())
 
@@ -89,7 +88,7 @@ def fit(model: Any, examples: Examples, schedule: Schedule, folder: Path, report
     checkpoint = sound_checkpoint(folder)
     done = int(checkpoint.name.partition("-")[2]) if checkpoint else 0
     _say_needs(model, examples, steps - done, rows * schedule.window, folder, reporter)
-    ahead = examples.predicted(slice(0, done * batch))
+    ahead = examples.count_predicted(slice(0, done * batch))
     with reporter.bar("training", examples.predictions, "tokens", ahead) as advance:
         watch = _watch(examples, batch, steps, advance, reporter)
         trainer = Trainer(model, arguments, train_dataset=examples, callbacks=[watch])
@@ -145,7 +144,7 @@ def _watch(examples: Examples, batch: int, steps: int, advance: Advance, reporte
         def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
             step = state.global_step
             now = time.monotonic()
-            advance(examples.predicted(slice((step - 1) * batch, step * batch)))
+            advance(examples.count_predicted(slice((step - 1) * batch, step * batch)))
             if not self.first:  # the first step is slow and does not count
                 self.began = now
                 self.first = step

@@ -1,4 +1,4 @@
-"""Train a small causal LM from scratch, or fine-tune an existing one, in a job that goes on where it stopped.
+"""Train a small causal LM from scratch, or fine-tune an existing one, in a job that resumes where it stopped.
 
 Everything is made in `NAME.training` beside the model folder `NAME`, which appears by a rename when all is done.
 The windows of every step are a pure function of tokens and options: a resumed training ends in the same weights.
@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
-from nearlm.base import QUIET, Job, Json, Reporter, canonical_hash, files
+from nearlm.base import QUIET, Int32s, Job, Json, Reporter, canonical_hash, files
 from nearlm.base.errors import MissingExtraError, OptionError, StoreError, TextError
 from nearlm.model import ModelSpec
 from nearlm.model.lm import longest_window, tokenizer_fingerprint
-from nearlm.model.pretrained import hushed, load_pretrained
+from nearlm.model.pretrained import load_pretrained, quiet_transformers
 from nearlm.paper.lm_fitting import Examples, Schedule, fit, sound_checkpoint
 from nearlm.store import difference
 from nearlm.text import (
@@ -31,7 +30,7 @@ from nearlm.text import (
     Texts,
     TextSource,
     check_not_empty,
-    finished,
+    finished_stream,
     plan_windows,
     read_checksums,
     tokenise,
@@ -79,7 +78,7 @@ def train_lm(text: Texts, out: str | Path, options: SmallLM | None = None, *, re
         tokenizer = task.tokenizer(options.vocabulary)
         return _new_llama(options, tokenizer), tokenizer
 
-    return task.run(task.asked(), start)
+    return task.run(task.request(), start)
 
 
 def finetune(
@@ -100,7 +99,7 @@ def finetune(
     limit = longest_window(original)
     options = replace(options, window=min(options.window, limit or options.window))
     task = _Task(Path(out), TextSource.of(text), options, reporter)
-    asked = task.asked(model=_weights_hash(original), tokenizer=tokenizer_fingerprint(tokenizer))
+    asked = task.request(model=_weights_hash(original), tokenizer=tokenizer_fingerprint(tokenizer))
     return task.run(asked, lambda: (original.requires_grad_(True), tokenizer))
 
 
@@ -121,20 +120,20 @@ class _Task:
 
     def run(self, asked: Json, start: Callable[[], tuple[Any, Any]]) -> Path:
         """Train the model and tokenizer to start from, unless that has been done, and return their folder."""
-        with self.locked():
-            if not self.finished(asked):
+        with self.lock():
+            if not self.is_finished(asked):
                 self.begin(asked)
                 with self.machine():
                     self.train(*start())
         return self.out
 
-    def asked(self, **more: Any) -> Json:
+    def request(self, **more: Any) -> Json:
         """Say all that the model depends on, apart from the text itself and the machine."""
         text = {"texts": self.corpus.labels, "field": self.corpus.field, "glob": self.corpus.glob}
         return {**more, **asdict(self.schedule), "max_tokens": self.max_tokens, **text}
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Be the only one who writes; afterwards, clear up what a finished training has left."""
         if (self.out / DONE).exists() and not self.work.exists():
             yield
@@ -146,7 +145,7 @@ class _Task:
             if (self.out / DONE).exists():
                 files.remove(self.work)
 
-    def finished(self, asked: Json) -> bool:
+    def is_finished(self, asked: Json) -> bool:
         """Tell whether this very training was carried out; refuse a folder that holds another."""
         if not (self.out / DONE).exists():
             return False
@@ -167,7 +166,7 @@ class _Task:
         if self.job.started and sound_checkpoint(self.job.folder):
             old, new = difference(self.job.plan(), plan)
             raise StoreError(
-                f"{self.work} holds an unfinished training with {old}, expected {new}; go on with that, or remove it"
+                f"{self.work} holds an unfinished training with {old}, expected {new}; resume that, or remove it"
             )
         self.job.begin({**plan, "threads": torch.get_num_threads()})
 
@@ -179,7 +178,7 @@ class _Task:
         arrays = np.random.get_state()
         torch.set_num_threads(self.job.plan()["threads"])
         try:
-            with hushed(), torch.random.fork_rng():
+            with quiet_transformers(), torch.random.fork_rng():
                 yield
         finally:
             torch.set_num_threads(before)
@@ -221,10 +220,10 @@ class _Task:
         self._place(model, tokenizer, described)
         self.reporter.say(f"{self.out}: loss {described['loss']:.3f} after {examples.predictions:,} tokens")
 
-    def _read(self, tokenizer: Any) -> tuple[npt.NDArray[np.int32], Json]:
+    def _read(self, tokenizer: Any) -> tuple[Int32s, Json]:
         """Tokenise the text to disk, once; return the stream, and what to compare the text with later."""
         segment = Segment(self.job.folder, 0)
-        stream = finished(self.job)
+        stream = finished_stream(self.job)
         framing = Framing.of(tokenizer, "eos")
         if stream is None:
             self.job.note("tokens", {})

@@ -17,7 +17,7 @@ import numpy as np
 from nearlm.base import NearLMError, Reporter
 from nearlm.knnlm import KNNLM, Evaluation, evaluate_tokens
 from nearlm.mixing import (
-    Adaptor,
+    Gate,
     Memory,
     best_setting,
     mix,
@@ -61,34 +61,34 @@ class Memories:
         self.valid = Bench(store, trace_text(lm, store, texts.valid, reporter), reporter)
         self.test = Bench(store, trace_text(lm, store, texts.test, reporter), reporter)
 
-    def tuned(self, store: Datastore, kind: str, distances: str = "index", *, at_one: bool = False) -> Memory:
+    def tune(self, store: Datastore, kind: str, distances: str = "index", *, at_one: bool = False) -> Memory:
         """Return a store's memory with some kind of index, λ and T tuned on the validation text, or T=1."""
         retriever = self.valid.open(store, kind, distances=distances)
         trace = self.valid.trace(retriever)
         tuned = paper_setting(trace) if at_one else best_setting(trace)
-        return Memory.of(retriever, SearchSettings(**tuned.given))
+        return Memory.of(retriever, SearchSettings(**tuned.values))
 
-    def adapt(self, vanilla: Memory, budget: float) -> Memory:
-        """Return the vanilla kNN-LM with an adaptor that skips as much as a budget allows on what it held out.
+    def gate(self, vanilla: Memory, budget: float) -> Memory:
+        """Return the vanilla kNN-LM with a gate that skips as much as a budget allows on what it held out.
 
-        Its index is one of our own, since what was tuned and the adaptor are kept with it.
+        Its index is one of our own, since what was tuned and the gate are kept with it.
         """
         index = own_name(PAPER)
         build_index(self.store, PAPER, name=index, reporter=self.valid.steps)
         retriever = Retriever(self.store, index)
         k = vanilla.settings.k or PAPER_K
         trace = self.valid.trace(retriever, k)
-        tuned = tuned_at(trace, k, vanilla.temperature, vanilla.lam, perplexity(trace.log_p(vanilla.settings)))
+        tuned = tuned_at(trace, k, vanilla.knn_temperature, vanilla.lam, perplexity(trace.log_p(vanilla.settings)))
         write_tuned(self.store.layout, tuned)
-        gate = self._adaptor(retriever, tuned).gate("auto", budget)
-        return Memory.of(retriever, SearchSettings(**tuned.given), gate)
+        gate = self._gate(retriever, tuned).at("auto", budget)
+        return Memory.of(retriever, SearchSettings(**tuned.values), gate)
 
-    def merged(self) -> Datastore:
+    def merge(self) -> Datastore:
         """Make the store with greedily merged records."""
         index = self.valid.index(self.store, AUTO)
         return self.valid.prune(PruneOptions("merge", keep=KEEP, index=index), self.folder / "merged")
 
-    def reduced(self) -> Datastore:
+    def reduce(self) -> Datastore:
         """Make the store with half of the dimensions, as the paper's main table has, so that codes divide them."""
         dim = 64 * (self.store.dim // 128) or max(1, self.store.dim // 2)
         return self.valid.reduce(self.store, dim, self.folder / "reduced")
@@ -104,20 +104,20 @@ class Memories:
             return Row(name, perplexity(traced.log_lm), 1 / lm_seconds)
         k = memory.settings.k or PAPER_K
         trace = self.test.trace(memory.retriever, k)
-        log_knn = trace.log_p_knn(memory.temperature)
+        log_knn = trace.log_p_knn(memory.knn_temperature)
         lam = np.full(len(traced), memory.lam)
         extra = 0.0
         tables = 0
         if memory.gate is not None:
             lam = memory.gate.weights(traced.keys, traced.conf, traced.ent, traced.contexts())
-            extra = self.test.adaptor_seconds(memory.gate.adaptor)
-            tables = memory.gate.adaptor.bytes
-        asked = float(np.mean(lam > 0))
+            extra = self.test.gate_seconds(memory.gate)
+            tables = memory.gate.bytes
+        retrieving = float(np.mean(lam > 0))
         searches = median(self.test.searches_per_second(memory.retriever, k) / pace() for _ in range(times))
         started = time.perf_counter()
-        trace.log_p_knn(memory.temperature)
+        trace.log_p_knn(memory.knn_temperature)
         mixing = (time.perf_counter() - started) / len(traced)
-        seconds = extra + asked * (1 / searches + mixing)
+        seconds = extra + retrieving * (1 / searches + mixing)
         search = memory.settings if memory.gate is None else replace(memory.settings, lam=None)
         return Row(
             name,
@@ -125,11 +125,11 @@ class Memories:
             1 / (lm_seconds + seconds),
             microseconds=1e6 * seconds,
             searches_per_second=searches,
-            skipped=1 - asked,
+            skipped=1 - retrieving,
             setup=Setup.of(memory.retriever, search, tables),
         )
 
-    def timed(self, models: dict[str, KNNLM], rounds: int) -> dict[str, list[Evaluation]]:
+    def time(self, models: dict[str, KNNLM], rounds: int) -> dict[str, list[Evaluation]]:
         """Evaluate some models end to end on the first tokens of the test text, round by round, in all orders.
 
         Many short rounds are worth more than few long ones: a machine's speed drifts. A run may feel what ran before.
@@ -145,41 +145,41 @@ class Memories:
             self.reporter.say(f"  round {number + 1}: {found[NLM][-1].tokens_per_second:,.0f} tokens/s by the LM alone")
         return found
 
-    def _adaptor(self, retriever: Retriever, settings: SearchSettings) -> Adaptor:
-        """Train an adaptor on the validation text, unless there is one for this very search."""
+    def _gate(self, retriever: Retriever, settings: SearchSettings) -> Gate:
+        """Train a gate on the validation text, unless there is one for this very search."""
         store = retriever.store
         index = retriever.name
         text = self.valid.traced.text
-        if index in store.adaptors:
+        if index in store.gates:
             try:
-                adaptor = Adaptor.load(store, index)
-                adaptor.check(retriever, settings, self.lm.fingerprint())
-                if adaptor.info.text == text.sha256:
-                    return adaptor
+                gate = Gate.load(store, index)
+                gate.check(retriever, settings, self.lm.fingerprint())
+                if gate.info.text == text.sha256:
+                    return gate
             except NearLMError as error:
                 self.reporter.say(f"{error}; training it again")
-        return Adaptor.train(self.lm, store, text, name=index, index=index, reporter=self.reporter)
+        return Gate.train(self.lm, store, text, name=index, index=index, reporter=self.reporter)
 
 
 def main_table(memories: Memories, best: Datastore, *, budget: float, rounds: int) -> MainTable:
     """Measure the paper's rows; `best` is the optimized store, with all remedies."""
     store = memories.store
-    vanilla = memories.tuned(store, PAPER)
+    vanilla = memories.tune(store, PAPER)
     whole = {
         NLM: KNNLM(memories.lm, store, None),
         VANILLA: KNNLM(memories.lm, store, vanilla),
         ALL: KNNLM.load(best, memories.lm),
     }
-    runs = memories.timed(whole, rounds)
+    runs = memories.time(whole, rounds)
     paces = {name: [run.tokens_per_second for run in found] for name, found in runs.items()}
     speeds = compare(paces)
     models = {
         NLM: None,
         VANILLA: vanilla,
-        "+ AR": memories.adapt(vanilla, budget),
-        "+ GM": memories.tuned(memories.merged(), PAPER),
-        "+ DR": memories.tuned(memories.reduced(), PAPER),
-        "+ index": memories.tuned(store, AUTO),
+        "+ AR": memories.gate(vanilla, budget),
+        "+ GM": memories.tune(memories.merge(), PAPER),
+        "+ DR": memories.tune(memories.reduce(), PAPER),
+        "+ index": memories.tune(store, AUTO),
         ALL: whole[ALL].memory,
     }
     usual = median(run.retrievals_per_second or 0.0 for run in runs[VANILLA])
@@ -210,10 +210,10 @@ def baseline(memories: Memories, lm_seconds: float) -> MainTable:
     store = memories.store
     models = {
         NLM: None,
-        "kNN-LM, T=1": memories.tuned(store, PAPER, at_one=True),
-        VANILLA: memories.tuned(store, PAPER),
-        "kNN-LM, exact": memories.tuned(store, PAPER, "store"),
-        "nearlm's index": memories.tuned(store, AUTO),
+        "kNN-LM, T=1": memories.tune(store, PAPER, at_one=True),
+        VANILLA: memories.tune(store, PAPER),
+        "kNN-LM, exact": memories.tune(store, PAPER, "store"),
+        "nearlm's index": memories.tune(store, AUTO),
     }
     rows = [memories.row(name, memory, lm_seconds) for name, memory in models.items()]
     return MainTable(len(memories.test.traced), rows)

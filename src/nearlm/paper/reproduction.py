@@ -82,7 +82,7 @@ class Reproduction:
         folder = store_folder(place or self.out / "store")
         if Layout(folder).is_store:
             return Datastore.open(folder)
-        model = self._trained() if self.setting.model == TRAINED else self.setting.model
+        model = self._train() if self.setting.model == TRAINED else self.setting.model
         options = BuildOptions(pack=self.setting.pack or None)
         source = TextSource(self.setting.train, max_tokens=self.setting.max_tokens)
         return build(model, source, folder, options, reporter=self.reporter)
@@ -98,7 +98,7 @@ class Reproduction:
         texts = TestTexts(self.setting.valid_source, self.setting.test_source, self.setting.timed_tokens)
         return Memories(self.lm, self.store, texts, self.out, self.reporter)
 
-    def _trained(self) -> str:
+    def _train(self) -> str:
         from nearlm.paper.lm_training import train_lm
 
         place = cache_dir() / "models" if self.setting.store else self.out
@@ -119,7 +119,7 @@ class Reproduction:
         plan = {"setting": self.setting.name, "plan": canonical_hash(asdict(self.setting))}
         path = self.out / "setting.json"
         if path.exists() and files.read_json(path) != plan:
-            raise StoreError(f"{self.out} holds results of another setting or other sizes; choose another --out")
+            raise StoreError(f"{self.out} holds results of another setting or other sizes; choose another `out`")
         files.write_json(path, plan)
 
     def _about(self, seconds: float) -> None:
@@ -179,12 +179,12 @@ class Reproduction:
         self._about(time.monotonic() - started)
 
     def _adaptive(self) -> Measured:
-        gate = self.memories.adapt(self.memories.tuned(self.store, PAPER), BUDGET).gate
+        gate = self.memories.gate(self.memories.tune(self.store, PAPER), BUDGET).gate
         assert gate is not None
         setting = self.setting
-        name = gate.adaptor.name
+        name = gate.name
         found = ablate(
-            self.lm, self.store, setting.test_source, adaptor=name, valid=setting.valid_source, reporter=self.reporter
+            self.lm, self.store, setting.test_source, gate=name, valid=setting.valid_source, reporter=self.reporter
         )
         rows = [
             {"skipped": share, **{name: values[number] for name, values in found.all_curves.items()}}

@@ -115,7 +115,8 @@ class Sweep:
             rows.append(
                 f"{'*' if point.pareto else ' '}{value:>17} {setup.records:11,} {setup.dim:5} "
                 f"{size(setup.store_bytes):>9} {size(setup.index_bytes):>9} {search.k:5} {search.nprobe or '-':>6} "
-                f"{point.searches_per_second:10,.0f} {point.perplexity:10.3f} {search.temperature:7g} {search.lam:5g}"
+                f"{point.searches_per_second:10,.0f} {point.perplexity:10.3f} "
+                f"{search.knn_temperature:7g} {search.lam:5g}"
             )
         kinds = list(dict.fromkeys(point.setup.kind for point in self.points))
         if len(kinds) > 1:
@@ -126,7 +127,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Oracle:
-    """What asking only where p_kNN ≥ p_LM would give: the share skipped, perplexity with λ, with the better of both."""
+    """What retrieving only where p_kNN ≥ p_LM would give: share skipped, perplexity with λ, with the better of both."""
 
     skipped: float
     constant: float
@@ -186,7 +187,7 @@ class Ablation:
             rows.append(f"{name:28}" + "".join(f"{value:8.3f}" for value in values[::2]))
         speeds = "".join(f"{value:8.0f}" for value in self.speed.tokens_per_second[::2])
         rows.append(f"{'tokens/s, from its parts':28}{speeds}")
-        rows.append(f"the adaptor is as good as λ={self.lam:g} for all up to {self.equal_share:.0%} skipped")
+        rows.append(f"the gate is as good as λ={self.lam:g} for all up to {self.equal_share:.0%} skipped")
         rows.append(
             f"oracle: {self.oracle.skipped:.0%} need no memory; perplexity {self.oracle.constant:.3f} with "
             f"λ={self.lam:g}, {self.oracle.best:.3f} with the better of the two"

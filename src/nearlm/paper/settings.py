@@ -62,12 +62,12 @@ SETTINGS = _read()
 DEMO = SETTINGS.pop("demo")
 
 
-def sized(setting: Setting, max_tokens: int | None) -> Setting:
+def resize(setting: Setting, max_tokens: int | None) -> Setting:
     """Return a setting with a store of so many tokens, and no more tokens to tune, test and time than that is worth."""
     if max_tokens is None:
         return setting
     if max_tokens < _FEWEST:
-        raise OptionError(f"--max-tokens is {max_tokens}, expected at least {_FEWEST:,} to measure anything")
+        raise OptionError(f"`max_tokens` is {max_tokens}, expected at least {_FEWEST:,} to measure anything")
     most = {
         "valid_tokens": max_tokens // 8,
         "sweep_tokens": max_tokens // 8,
@@ -82,11 +82,11 @@ def sized(setting: Setting, max_tokens: int | None) -> Setting:
 def find_setting(name: str) -> Setting:
     """Return a setting by name."""
     if name not in SETTINGS:
-        raise OptionError(f"--setting is {name!r}, expected one of {', '.join(SETTINGS)}")
+        raise OptionError(f"`setting` is {name!r}, expected one of {', '.join(SETTINGS)}")
     return SETTINGS[name]
 
 
-def changed(setting: Setting, **given: str | tuple[str, ...] | None) -> Setting:
+def change(setting: Setting, **given: str | tuple[str, ...] | None) -> Setting:
     """Return a setting with another model or other texts; another model or training text makes a store of its own."""
     new: Json = {name: value for name, value in given.items() if value}
     new |= {"store": None} if new.keys() & {"model", "train"} else {}

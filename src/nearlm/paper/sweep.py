@@ -30,46 +30,46 @@ class SweepOptions:
     over: str
     """dim, keep, neighbors, k or nprobe."""
     method: str | None = None
-    """With --over keep: random, kmeans, merge or rank. [default: merge]"""
+    """With over keep: random, kmeans, merge or rank. [default: merge]"""
     factory: str = AUTO
     """The index of every point, as for `index`."""
     nprobe: int | None = None
     """Lists a search looks at. [default: the index's]"""
     k: int = 1024
-    """Neighbours of a token."""
+    """Neighbours per token."""
     save_stores: bool = False
     """Keep the stores that were made."""
 
     def __post_init__(self) -> None:
         if self.over not in OVER:
-            raise OptionError(f"--over is {self.over!r}, expected one of {', '.join(OVER)}")
+            raise OptionError(f"`over` is {self.over!r}, expected one of {', '.join(OVER)}")
         if self.method is not None and self.method not in TAKES:
-            raise OptionError(f"--method is {self.method!r}, expected one of {', '.join(TAKES)}")
+            raise OptionError(f"`method` is {self.method!r}, expected one of {', '.join(TAKES)}")
         if self.method is not None and self.over != "keep":
-            raise OptionError(f"--method means nothing to --over {self.over}; it goes with --over keep")
+            raise OptionError(f"`method` has no effect with `over={self.over!r}`; it goes with `over='keep'`")
         if self.k < 1:
-            raise OptionError(f"--k is {self.k}, expected at least 1")
+            raise OptionError(f"`k` is {self.k}, expected at least 1")
 
     def check(self, store: Datastore, values: Sequence[float]) -> None:
         """Refuse, before the work, what cannot be swept."""
         over = self.over
         if not values:
             raise OptionError(
-                f"--over {over} needs values to try, e.g. nearlm sweep STORE 0.2 0.4 --over keep --text …"
+                f"`over={over!r}` needs values to try, e.g. nearlm sweep STORE 0.2 0.4 --over keep --text …"
             )
         for value in values:
             if over == "keep" and not 0 < value < 1:
-                raise OptionError(f"--over keep has {value:g}, expected shares between 0 and 1")
+                raise OptionError(f"`over='keep'` has {value:g}, expected shares between 0 and 1")
             if over != "keep" and (value < 1 or value != int(value)):
-                raise OptionError(f"--over {over} has {value:g}, expected whole numbers from 1 on")
+                raise OptionError(f"`over={over!r}` has {value:g}, expected whole numbers from 1 on")
             if over == "dim" and value > store.dim:
                 raise OptionError(
-                    f"--over dim has {value:g}, expected at most {store.dim}, the width of the store's keys"
+                    f"`over='dim'` has {value:g}, expected at most {store.dim}, the width of the store's keys"
                 )
         spec = choose_index(self.factory, len(store), store.dim, self.nprobe)
         if over == "nprobe" and spec.nprobe is None:
             raise OptionError(
-                f"an index of kind {self.factory!r} has no lists at this size, so --over nprobe means nothing"
+                f"an index of kind {self.factory!r} has no lists at this size, so `over='nprobe'` has no effect"
             )
 
     @property
@@ -134,7 +134,7 @@ class _Swept(Bench):
         self.job = Job(out, f"sweep-{canonical_hash(plan)[:12]}")
         self.job.resume(plan)
         self.stores = out if options.save_stores else self.job.folder / "stores"
-        self.usual: float | None = None  # searches a second of the store as it is, when it was measured
+        self.usual: float | None = None  # searches per second of the store as it is, when it was measured
 
     @property
     def own_index(self) -> str:
@@ -175,14 +175,14 @@ class _Swept(Bench):
 
     def measure(self, store: Datastore, value: float | None, k: int, nprobe: int | None) -> SweepPoint:
         """Index, search, tune and time one store."""
-        retriever = self.opened(store, nprobe)
+        retriever = self.open_index(store, nprobe)
         trace = self.trace(retriever, max(k, self.options.k))  # one for all numbers of neighbours
         best = best_settings(trace, (k,))[0]
         speed = self.searches_per_second(retriever, k) / self.pace()
-        setup = Setup.of(retriever, SearchSettings(**best.given))
+        setup = Setup.of(retriever, SearchSettings(**best.values))
         return SweepPoint(value, setup, round(speed, 1), best.perplexity)
 
-    def opened(self, store: Datastore, nprobe: int | None) -> Retriever:
+    def open_index(self, store: Datastore, nprobe: int | None) -> Retriever:
         """Open the index of a store that has one, or make it."""
         retriever = Retriever(store, self.index(store, self.options.factory, self.own_index))
         if nprobe and retriever.index.nprobe:
@@ -193,4 +193,4 @@ class _Swept(Bench):
         """Return how fast the store as it is is searched now, compared with when it was measured: machines drift."""
         if self.usual is None:
             return 1.0
-        return self.searches_per_second(self.opened(self.store, self.options.nprobe), self.options.k) / self.usual
+        return self.searches_per_second(self.open_index(self.store, self.options.nprobe), self.options.k) / self.usual

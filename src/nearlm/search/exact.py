@@ -31,9 +31,9 @@ def measure(store: Datastore, index: SearchIndex, k: int = PAPER_K) -> Measureme
     distances, found = index.search(queries, k)
     recall = key_recall = _recall(found, exact_search(store, queries, k)[1])
     if index.transform is not None:
-        recall = _recall(found, exact_search(store, queries, k, index.transformed)[1])
+        recall = _recall(found, exact_search(store, queries, k, index.transform_keys)[1])
     real = found >= 0
-    exact = _squared_distances(store, queries, found, index.transformed)
+    exact = _squared_distances(store, queries, found, index.transform_keys)
     error = np.abs(distances[real] - exact[real]) / np.maximum(exact[real], 1e-6)
     return Measurement(
         recall_at=k,

@@ -77,7 +77,7 @@ class SearchIndex:
         else:  # on a GPU
             faiss.GpuParameterSpace().set_index_parameter(self.faiss, "nprobe", nprobe)
 
-    def transformed(self, keys: Reals) -> Floats:
+    def transform_keys(self, keys: Reals) -> Floats:
         """Take keys or queries into the space in which the index measures distances."""
         x = np.ascontiguousarray(keys, np.float32)
         return x if self.transform is None else self.transform.apply(x)
@@ -87,7 +87,7 @@ class SearchIndex:
 
         Where the order does not matter, a scan need not spend time on it.
         """
-        x = self.transformed(queries)
+        x = self.transform_keys(queries)
         k = min(k, self.records)
         if self.scan:
             return self.scan.search(x, k, self.nprobe or 1, ordered=ordered)
@@ -96,7 +96,7 @@ class SearchIndex:
 
     def add(self, keys: Floats) -> None:
         """Add keys; their ids go on from those that are there."""
-        self.faiss.add(self.transformed(keys))
+        self.faiss.add(self.transform_keys(keys))
 
 
 def read_index_info(store: Datastore, name: str) -> IndexInfo:
@@ -210,4 +210,4 @@ def train_index(index: SearchIndex, keys: Floats) -> None:
     if index.spec.pca:
         index.transform = principal_axes(keys, index.spec.pca, index.spec.eigen_power)
     if not index.faiss.is_trained:
-        index.faiss.train(index.transformed(keys))
+        index.faiss.train(index.transform_keys(keys))

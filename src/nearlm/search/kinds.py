@@ -38,7 +38,7 @@ class IndexSpec:
         """Return the same kind with another number of lists to look at, if one is given."""
         check_at_least(1, nprobe=nprobe)
         if nprobe is not None and self.nprobe is None:
-            raise OptionError(f"--nprobe is {nprobe}, but an index of kind {self.factory} has no lists; leave it out")
+            raise OptionError(f"`nprobe` is {nprobe}, but an index of kind {self.factory} has no lists; leave it out")
         return replace(self, nprobe=nprobe or self.nprobe)
 
     def same_data(self, other: "IndexSpec") -> bool:
@@ -64,7 +64,7 @@ def _has_lists(factory: str, records: int, dim: int) -> bool:
         return faiss.try_extract_index_ivf(faiss.index_factory(dim, factory)) is not None
     except RuntimeError:
         raise OptionError(
-            f"--factory {factory!r} is no FAISS factory string for {dim} dimensions; "
+            f"`factory={factory!r}` is no FAISS factory string for {dim} dimensions; "
             f"expected auto, paper, flat or e.g. IVF{paper_nlist(records)},SQ8"
         ) from None
 

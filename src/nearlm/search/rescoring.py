@@ -78,7 +78,7 @@ def _fits(count: int) -> bool:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _widened(context: Any, number: Any) -> Any:
+def _widen(context: Any, number: Any) -> Any:
     """Return a float32 as it is, and that which the 16 bits of a half-precision number stand for."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -98,6 +98,6 @@ def _kernel(queries, rows, ids, first, out):  # type: ignore[no-untyped-def]
             if 0 <= at < len(rows) and ids[i, j] >= 0:
                 total = np.float32(0)
                 for d in range(len(query)):
-                    difference = _widened(rows[at, d]) - query[d]
+                    difference = _widen(rows[at, d]) - query[d]
                     total += difference * difference
                 out[i, j] = total

@@ -38,7 +38,7 @@ class Retriever:
         self.index, self.info = open_index(store, index)
         self.bytes = self.info.bytes
         if nprobe is not None and self.index.nprobe is None:
-            raise OptionError(f"index {index!r} ({self.index.spec.factory}) has no lists, so --nprobe means nothing")
+            raise OptionError(f"index {index!r} ({self.index.spec.factory}) has no lists, so `nprobe` has no effect")
         if nprobe is not None:
             self.index.set_nprobe(nprobe)
         self._exact = open_parent(store) if distances == "parent" else store

@@ -123,7 +123,7 @@ class ListScan:
             index.quantizer.reconstruct_n(0, index.nlist, self.centroids)
 
     def search(self, queries: Floats, k: int, nprobe: int, *, ordered: bool = True) -> Found:
-        """Return squared distances and ids of k neighbours a query, padded with inf and -1, nearest first if asked."""
+        """Return squared distances and ids, [n, k], padded with inf and -1, nearest first if `ordered`."""
         distances = np.full((len(queries), k), np.inf, np.float32)
         ids = np.full((len(queries), k), -1, np.int64)
         for part in blocks(len(queries), _QUERIES):

@@ -12,7 +12,7 @@ import numpy as np
 
 from nearlm.base import ArrayFile, Columns, Floats, Ids, Int32s, Ints, OptionError, Pieces, duration
 from nearlm.shrink.options import TAKES, PruneOptions
-from nearlm.shrink.selection import Centroids, Selection, renumbered, target
+from nearlm.shrink.selection import Centroids, Selection, renumber, target
 from nearlm.store import Datastore, Derivation, read_keys
 
 ITERATIONS = 10
@@ -95,8 +95,8 @@ def _ratio_for(runs: Ints, most: int, records: int, top: int) -> float:
     if left(high) > most:
         raise OptionError(
             f"one cluster for each of the {len(runs):,} most frequent tokens leaves {left(high):,} of {records:,} "
-            f"records, --keep {most / records:.4g} means {most:,}; the least that can be reached is "
-            f"--keep {left(high) / records:.4f} with --top-tokens {top}"
+            f"records, `keep={most / records:.4g}` means {most:,}; the least that can be reached is "
+            f"`keep={left(high) / records:.4f}` with `top_tokens={top}`"
         )
     while high / low > 1.0001:
         middle = (low * high) ** 0.5
@@ -172,14 +172,14 @@ def _selection(records: int, order: Ids, parts: list[Part], columns: Columns, re
 
     def centroids(kept: Ids) -> Centroids:
         rows = np.full(len(kept), -1, np.int64)
-        rows[renumbered(kept, records)[nearest[real]]] = real
+        rows[renumber(kept, records)[nearest[real]]] = real
         return Centroids(columns["centroids"], rows)
 
     return Selection.of_leaders(leaders, {**result, "clusters": len(real)}, centroids)
 
 
 def _products_a_second(dim: int) -> float:
-    """Measure how many multiplications and additions k-means does a second here."""
+    """Measure how many multiplications and additions k-means does per second here."""
     x = np.random.default_rng(0).standard_normal((2048, dim), dtype=np.float32)
     faiss.knn(x[:64], x[:64], 1)
     started = time.perf_counter()

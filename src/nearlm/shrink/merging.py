@@ -51,8 +51,8 @@ def _fewest_neighbors(neighbors: Int32s, values: Int32s, order: Int32s, least: i
             return k
     raise OptionError(
         f"merging by up to {neighbors.shape[1]} neighbours leaves {left:,} of {len(values):,} records, "
-        f"--keep {least / len(values):.4g} means {least:,}; the least that can be reached is "
-        f"--keep {left / len(values):.4f} (the result can be pruned again)"
+        f"`keep={least / len(values):.4g}` means {least:,}; the least that can be reached is "
+        f"`keep={left / len(values):.4f}` (the result can be pruned again)"
     )
 
 

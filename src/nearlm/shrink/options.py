@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
-from nearlm.base import Json, OptionError, check_at_least, flag
+from nearlm.base import Json, OptionError, check_at_least, parameter
 from nearlm.search import PAPER_K
 from nearlm.store import DEFAULT
 
@@ -18,7 +18,7 @@ TAKES: dict[str, dict[str, Any]] = {  # the options of each method, with their d
 
 @dataclass(frozen=True)
 class PruneOptions:
-    """Which records stay; a method refuses options that mean nothing to it."""
+    """Which records stay; a method refuses options that have no effect on it."""
 
     method: str
     """random, kmeans, merge or rank."""
@@ -27,7 +27,7 @@ class PruneOptions:
     neighbors: int | None = None
     """merge: neighbours to look at, the record itself included."""
     ratio: float | None = None
-    """kmeans: records a cluster. [default: 20]"""
+    """kmeans: records per cluster. [default: 20]"""
     top_tokens: int | None = None
     """kmeans: cluster the N most frequent targets. [default: 5000]"""
     k: int | None = None
@@ -41,31 +41,31 @@ class PruneOptions:
 
     def __post_init__(self) -> None:
         if self.method not in TAKES:
-            raise OptionError(f"--method is {self.method!r}, expected one of {', '.join(TAKES)}")
+            raise OptionError(f"`method` is {self.method!r}, expected one of {', '.join(TAKES)}")
         takes = TAKES[self.method]
         for name in (field.name for field in fields(self) if getattr(self, field.name) not in (None, False)):
             if name != "method" and name not in takes:
-                known = ", ".join(flag(each) for each in takes)
-                raise OptionError(f"{flag(name)} means nothing to --method {self.method}; it takes {known}")
+                known = ", ".join(parameter(each) for each in takes)
+                raise OptionError(f"{parameter(name)} has no effect with `method={self.method!r}`; it takes {known}")
         if self.keep is not None and not 0 < self.keep <= 1:
-            raise OptionError(f"--keep is {self.keep}, expected a share of the records: more than 0, at most 1")
+            raise OptionError(f"`keep` is {self.keep}, expected a share of the records: more than 0, at most 1")
         if self.keep is None and self.method in ("random", "rank"):
             raise OptionError(
-                f"--method {self.method} needs --keep, the share of the records that stay, e.g. --keep 0.6"
+                f"`method={self.method!r}` needs `keep`, the share of the records that stay, e.g. `keep=0.6`"
             )
         if self.ratio is not None and self.keep is not None:
-            raise OptionError("--method kmeans takes --ratio or --keep, not both")
+            raise OptionError("`method='kmeans'` takes `ratio` or `keep`, not both")
         if self.ratio is not None and not 1 <= self.ratio < float("inf"):
-            raise OptionError(f"--ratio is {self.ratio}, expected at least 1 record a cluster")
+            raise OptionError(f"`ratio` is {self.ratio}, expected at least 1 record per cluster")
         check_at_least(1, top_tokens=self.top_tokens)
         if self.method == "merge" and (self.neighbors is None) == (self.keep is None):
-            raise OptionError("--method merge takes --neighbors or --keep, one of the two")
+            raise OptionError("`method='merge'` takes `neighbors` or `keep`, one of the two")
         if self.neighbors is not None and not 2 <= self.neighbors <= MOST_NEIGHBORS:
             raise OptionError(
-                f"--neighbors is {self.neighbors}, expected 2 to {MOST_NEIGHBORS} (the record itself is one)"
+                f"`neighbors` is {self.neighbors}, expected 2 to {MOST_NEIGHBORS} (the record itself is one)"
             )
         if self.k is not None and self.k < 2:
-            raise OptionError(f"--k is {self.k}, expected at least 2 (the record itself is one)")
+            raise OptionError(f"`k` is {self.k}, expected at least 2 (the record itself is one)")
 
     def to_json(self) -> Json:
         """Return the method and the options that it takes, as they are noted in a store."""

@@ -59,7 +59,7 @@ def _write(work: Derivation, selection: Selection) -> Made:
     work.reporter.say(f"{kept:,} of {len(parent):,} records stay ({share:.2%})")
     assign = ArrayFile(work.layout.assign, np.dtype("int32"), (parent.manifest.tokens,))
     listed = work.take_over(lambda name: name != assign.path.name and not is_record_file(name))
-    assign.write(_assigned(parent, selection))
+    assign.write(_assign(parent, selection))
     listed[assign.path.name] = FileInfo.of(assign.path)
     shards = [min(SHARD_RECORDS, kept - first) for first in range(0, kept, SHARD_RECORDS)]
     with work.reporter.bar("writing", kept, "records") as advance:
@@ -88,7 +88,7 @@ def _keys(parent: Datastore, selection: Selection, rows: slice) -> Array:
     return keys
 
 
-def _assigned(parent: Datastore, selection: Selection) -> Int32s:
+def _assign(parent: Datastore, selection: Selection) -> Int32s:
     """Return, for every position of the corpus, the new record that stands for it, -1 if none does."""
     before = parent.assign
     if before is not None:

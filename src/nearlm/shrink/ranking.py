@@ -35,7 +35,7 @@ def _scores(work: Derivation, options: PruneOptions) -> Doubles:
     known = read_if_there(KeptArray, place.ranks_description)
     if known and known.of == of and file.sound and FileInfo.of(file.path) == known.file:
         return np.array(file.open())
-    g = _computed(work, search, k, options.count_self)
+    g = _compute(work, search, k, options.count_self)
     with files.lock(place.folder):
         files.remove(place.ranks_description)
         file.write(g)
@@ -43,7 +43,7 @@ def _scores(work: Derivation, options: PruneOptions) -> Doubles:
     return g
 
 
-def _computed(work: Derivation, search: SelfSearch, k: int, count_self: bool) -> Doubles:
+def _compute(work: Derivation, search: SelfSearch, k: int, count_self: bool) -> Doubles:
     """Search for every record and add up 1/rank; the sums are noted now and then."""
     records = len(work.parent)
     done = work.job.state("rank").get("searched", 0)

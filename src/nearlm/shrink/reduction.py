@@ -26,7 +26,7 @@ class ReduceOptions:
 
     def __post_init__(self) -> None:
         if self.sample < 2:
-            raise OptionError(f"--sample is {self.sample}, expected at least 2 records to train on")
+            raise OptionError(f"`sample` is {self.sample}, expected at least 2 records to train on")
 
 
 def reduce_store(
@@ -40,7 +40,7 @@ def reduce_store(
     """Make a store whose keys have fewer dimensions, by PCA, rotated at random; queries go through the same."""
     parent = Datastore.open(store)
     if not 1 <= options.dim <= parent.dim:
-        raise OptionError(f"--dim is {options.dim}, expected 1 to {parent.dim}, the width of a key in {parent.path}")
+        raise OptionError(f"`dim` is {options.dim}, expected 1 to {parent.dim}, the width of a key in {parent.path}")
     sample = min(options.sample, len(parent))
     step = Step("reduce", {"dim": options.dim, "sample": sample})
     return derive(parent, out, step, lambda work: _reduce(work, options.dim, sample), reporter, restart=restart)
@@ -84,7 +84,7 @@ def train_pca(found: Moments, dim: int) -> tuple[Any, float]:
     return pca, float(variances[:dim].sum()) / total if total > 0 else 1.0
 
 
-def combined(first: Any, then: Any) -> Any:
+def combine(first: Any, then: Any) -> Any:
     """Return one linear transform that does what two do, one after the other."""
     A, b = matrix(then)
     if first is not None:
@@ -99,10 +99,10 @@ def _reduce(work: Derivation, dim: int, sample: int) -> Made:
     width = parent.keys.dtype.itemsize
     ram = 3 * BLOCK * 4 * (parent.dim + dim) + 5 * 8 * parent.dim**2
     work.announce(len(parent) * dim * width, ram + 2e8)
-    pca, kept = _trained(work, dim, sample)
+    pca, kept = _train(work, dim, sample)
     transform = work.layout.transform
     listed = work.take_over(lambda name: name != transform.name and not is_key_file(name))
-    files.write_bytes(transform, _serialised(combined(parent.transform, pca)))
+    files.write_bytes(transform, _serialise(combine(parent.transform, pca)))
     listed[transform.name] = FileInfo.of(transform)
     shards = [len(shard) for shard in parent.keys.shards]
     with work.reporter.bar("reducing", len(parent), "records") as advance:
@@ -116,13 +116,13 @@ def _reduce(work: Derivation, dim: int, sample: int) -> Made:
     return Made(shards, listed, {"dim": dim, "query_dim": parent.query_dim}, {"variance_kept": kept})
 
 
-def _trained(work: Derivation, dim: int, sample: int) -> tuple[Any, float]:
+def _train(work: Derivation, dim: int, sample: int) -> tuple[Any, float]:
     """Train the PCA, or read what an earlier run has trained."""
     path = work.job.folder / "pca.faiss"
 
     def train() -> float:
-        pca, kept = train_pca(moments(_sampled(work, sample)), dim)
-        files.write_bytes(path, _serialised(pca))
+        pca, kept = train_pca(moments(_sample(work, sample)), dim)
+        files.write_bytes(path, _serialise(pca))
         return round(kept, 6)
 
     kept = work.job.once("pca", float, train)
@@ -130,7 +130,7 @@ def _trained(work: Derivation, dim: int, sample: int) -> tuple[Any, float]:
     return faiss.read_VectorTransform(str(path)), kept
 
 
-def _sampled(work: Derivation, sample: int) -> Iterator[Floats]:
+def _sample(work: Derivation, sample: int) -> Iterator[Floats]:
     """Yield the keys of a sample, or all, block by block."""
     parent = work.parent
     ids = np.arange(len(parent))
@@ -143,7 +143,7 @@ def _sampled(work: Derivation, sample: int) -> Iterator[Floats]:
             advance(len(block))
 
 
-def _serialised(transform: Any) -> bytes:
+def _serialise(transform: Any) -> bytes:
     writer: Any = faiss.VectorIOWriter()
     faiss.write_VectorTransform(transform, writer)
     return bytes(faiss.vector_to_array(writer.data).tobytes())
@@ -155,6 +155,6 @@ def _fitting(keys: Floats, dtype: np.dtype[Any]) -> Array:
     if not np.isfinite(narrow).all():
         raise StoreError(
             f"a reduced key reaches {np.abs(keys).max():.0f}, more than {dtype}'s {np.finfo(dtype).max:.0f}; "
-            "build the store with --key-dtype float32"
+            "build the store with `key_dtype='float32'`"
         )
     return narrow

@@ -33,13 +33,13 @@ class Selection:
     @classmethod
     def of_survivors(cls, kept: Ids, records: int, result: Json) -> "Selection":
         """Keep some records and drop all others."""
-        return cls(kept, renumbered(kept, records), result)
+        return cls(kept, renumber(kept, records), result)
 
     @classmethod
     def of_leaders(cls, leaders: Ids, result: Json, centroids: Callable[[Ids], Centroids] | None = None) -> "Selection":
         """Keep the records that lead themselves; each of the others is stood for by its leader."""
         kept = np.flatnonzero(leaders == np.arange(len(leaders)))
-        stands = renumbered(kept, len(leaders))[leaders]
+        stands = renumber(kept, len(leaders))[leaders]
         return cls(kept, stands, result, centroids(kept) if centroids else None)
 
     def weights(self, store: Datastore) -> Int32s:
@@ -49,7 +49,7 @@ class Selection:
         return np.rint(added).astype(np.int32)
 
 
-def renumbered(kept: Ids, records: int) -> Int32s:
+def renumber(kept: Ids, records: int) -> Int32s:
     """Return the new id of every record, -1 for those that are dropped."""
     numbers = np.full(records, -1, np.int32)
     numbers[kept] = np.arange(len(kept), dtype=np.int32)

@@ -28,7 +28,7 @@ from nearlm.text import (
     check_not_empty,
     check_predictable,
     document_bounds,
-    finished,
+    finished_stream,
     plan_shards,
     plan_windows,
     read_checksums,
@@ -79,7 +79,7 @@ class _Builder:
         with self._threads():
             self.lm = self._load(model)
             self.plan = self._make_plan()
-            if self.store is not None and self._finished(self.store):
+            if self.store is not None and self._is_finished(self.store):
                 self.reporter.say(f"{self.folder} is complete already: {len(self.store):,} records")
                 return self.store
             begin_or_resume(self.job, "build", self.plan.to_json(), self._left(), self._change, self.reporter)
@@ -91,10 +91,10 @@ class _Builder:
         if self.old and self.old.parent:
             raise StoreError(
                 f"{self.folder} was made from the store {self.old.parent.name!r}, so no text goes into it; "
-                "append to that one and make this one again, or choose another --out"
+                "append to that one and make this one again, or choose another `out`"
             )
         if restart and self.old and not self.append:
-            raise StoreError(f"{self.folder} is a finished store; --restart throws away unfinished builds only")
+            raise StoreError(f"{self.folder} is a finished store; `restart=True` throws away unfinished builds only")
         if restart:
             self.job.discard(self._left())
 
@@ -118,7 +118,7 @@ class _Builder:
         tap = self.options.key_tap or (self.old.key_tap if self.old else FFN)
         if model is None:
             if self.store is None:
-                raise OptionError("no model was given; name one with --model")
+                raise OptionError("no model was given; name one with `model`")
             model = replace(self.store.model_spec(), dtype=self.store.manifest.model.dtype)
         lm = model if isinstance(model, LM) else LM.load(model, key_tap=tap)
         self.fingerprint = lm.fingerprint()
@@ -132,7 +132,7 @@ class _Builder:
 
     def _make_plan(self) -> BuildPlan:
         """Say all that the records depend on, apart from the text itself."""
-        options = self.options.resolved(self.lm, self.old if self.append else None)
+        options = self.options.resolve_options(self.lm, self.old if self.append else None)
         framing = Framing.of(self.lm.tokenizer, str(options.separator))
         return BuildPlan(
             texts=self.corpus.labels,
@@ -152,7 +152,7 @@ class _Builder:
             append_to=self.store.checksum if self.store else None,
         )
 
-    def _finished(self, store: Datastore) -> bool:
+    def _is_finished(self, store: Datastore) -> bool:
         """Tell whether this very command has been carried out, also if it was killed right after."""
         just_done = self.job.started and self.job.plan()["append_to"] != store.checksum
         if just_done or not self.job.started:
@@ -168,7 +168,7 @@ class _Builder:
         if self.append:
             return False
         what = "finished, but its text has changed since" if same else "a finished store, made with other options"
-        raise StoreError(f"{self.folder} is {what}; use another --out or --append")
+        raise StoreError(f"{self.folder} is {what}; use another `out` or `append=True`")
 
     def _has_text_of(self, segment: SegmentInfo) -> bool:
         """Tell whether a segment was made from the text as it is now."""
@@ -186,7 +186,7 @@ class _Builder:
     def _work(self) -> Datastore:
         segment = self.layout.segment(len(self.old.segments) if self.old else 0)
         framing = Framing(tuple(self.plan.bos), tuple(self.plan.separator))
-        with self._nothing_left(unless=finished(self.job) is not None):
+        with self._nothing_left(unless=finished_stream(self.job) is not None):
             stream = tokenise(
                 self.corpus, self.lm.tokenizer, framing, segment, self.job, self.plan.max_tokens, self.reporter
             )
@@ -226,7 +226,7 @@ class _Builder:
             f"{self.lm.dim} {options.key_dtype} (tap: {self.lm.tap.path})"
         )
         made = [path for path in self.folder.glob("*.npy") if path.name not in old]
-        remedy = "free some, or --max-tokens"
+        remedy = "free some, or lower `max_tokens`"
         announce_needs(made, disk, weights + work + 3e8, self.reporter, self.folder, remedy)
 
     def _extract(self, tokens: Int32s, windows: Windows) -> Shards:
@@ -238,7 +238,7 @@ class _Builder:
             for i, run in enumerate(plan_shards(windows, self.plan.options.shard_records))
         ]
         total = int(windows.inputs.sum())
-        ahead = sum(writer.done(self.job) for writer in writers)
+        ahead = sum(writer.count_done(self.job) for writer in writers)
         with self.reporter.bar("building", total, "tokens", ahead) as advance:
             clock = Clock(self.reporter, advance, total - ahead)
             return [(writer.windows.records, writer.fill(self.job, clock)) for writer in writers]

@@ -78,12 +78,12 @@ class Datastore:
         for file in (*columns, *(file for arrays in segments for file in arrays), *assign, self._probe):
             file.check()
         check_files(self.path, manifest.files, _REMEDY)
-        self.keys = _opened(shard["keys"] for shard in shards)
-        self.values = _opened(shard["values"] for shard in shards)
-        self.origin = _opened(shard["origin"] for shard in shards)
-        self.weights = _opened(shard["weights"] for shard in shards) if self.weighted else _ones(self.values)
+        self.keys = _open_all(shard["keys"] for shard in shards)
+        self.values = _open_all(shard["values"] for shard in shards)
+        self.origin = _open_all(shard["origin"] for shard in shards)
+        self.weights = _open_all(shard["weights"] for shard in shards) if self.weighted else _ones(self.values)
         self.assign = assign[0].open() if assign else None
-        self.tokens = _opened(tokens for tokens, _ in segments)
+        self.tokens = _open_all(tokens for tokens, _ in segments)
         self._docs = [docs.open() for _, docs in segments]
 
     @classmethod
@@ -106,13 +106,13 @@ class Datastore:
         return self.layout.indexes
 
     @property
-    def adaptors(self) -> list[str]:
-        """The names of the store's finished adaptors."""
-        return self.layout.adaptors
+    def gates(self) -> list[str]:
+        """The names of the store's finished gates."""
+        return self.layout.gates
 
     @property
     def defaults(self) -> SearchSettings:
-        """Which index, adaptor and share of skipped searches are used when none is named."""
+        """Which index, gate and share of skipped searches are used when none is named."""
         return read_defaults(self.layout)
 
     def reading(self, stride: int | None = None) -> Reading:
@@ -158,13 +158,13 @@ class Datastore:
 
         model = self.manifest.model
         return ModelSpec(
-            self._located(model.name, model.name_path),
+            self._locate(model.name, model.name_path),
             revision=model.revision,
-            adapter=model.adapter and self._located(model.adapter, model.adapter_path),
+            adapter=model.adapter and self._locate(model.adapter, model.adapter_path),
             quantization=model.quantization,
         )
 
-    def _located(self, name: str, path: str | None) -> str:
+    def _locate(self, name: str, path: str | None) -> str:
         return name if path is None else str((self.path / path).resolve())
 
     def iter_shards(self) -> Iterator[Shard]:
@@ -234,8 +234,8 @@ class Datastore:
             "model_dtype": manifest.model.dtype,
             "texts": [text for segment in manifest.segments for text in segment.texts],
             "indexes": self.indexes,
-            "adaptors": self.adaptors,
-            "defaults": {name: getattr(self.defaults, name) for name in ("index", "adaptor", "skip")},
+            "gates": self.gates,
+            "defaults": {name: getattr(self.defaults, name) for name in ("index", "gate", "skip")},
             "shards": len(manifest.shards),
             "bytes": self.bytes,
             "bytes_per_record": round(self.bytes / len(self)),
@@ -273,7 +273,7 @@ class Datastore:
         return files.read_json(self.layout.segment(segment).sources)["sources"]  # type: ignore[no-any-return]
 
 
-def _opened(shards: Iterator[ArrayFile]) -> ShardedArray:
+def _open_all(shards: Iterator[ArrayFile]) -> ShardedArray:
     return ShardedArray([shard.open() for shard in shards])
 
 

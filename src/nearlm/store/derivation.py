@@ -87,12 +87,12 @@ def derive(
     """
     folder = store_folder(out)
     if folder.resolve() == parent.path.resolve():
-        raise StoreError(f"--out is the store itself ({folder}), and a store is never changed; choose another folder")
+        raise StoreError(f"`out` is the store itself ({folder}), and a store is never changed; choose another folder")
     layout = Layout(folder)
     job = layout.derive_job
     with writing(folder, job):
         if layout.is_store:
-            return _finished(layout, parent, step, reporter)
+            return _open_finished(layout, parent, step, reporter)
         if restart:
             job.discard(_left(job))
         asked = {"command": step.command, "options": to_json(step.options)}
@@ -121,13 +121,13 @@ def result_of(store: Datastore) -> Json:
     return {"store": str(store.path), "made_by": str(step), **sizes, **step.result}
 
 
-def _finished(layout: Layout, parent: Datastore, step: Step, reporter: Reporter) -> Datastore:
+def _open_finished(layout: Layout, parent: Datastore, step: Step, reporter: Reporter) -> Datastore:
     """Return a store that this very command has made; any other is refused."""
     store = Datastore.open(layout.folder)
     steps = store.manifest.transforms
     made_from = store.manifest.parent and store.manifest.parent.checksum
     if steps[-1:] != [step] or made_from != parent.checksum:
-        raise StoreError(f"{layout.folder} is a finished store, made in another way; choose another --out")
+        raise StoreError(f"{layout.folder} is a finished store, made in another way; choose another `out`")
     layout.derive_job.close()
     reporter.say(f"{layout.folder} is complete already: {len(store):,} records")
     return store
@@ -150,7 +150,7 @@ def _manifest(folder: Path, parent: Datastore, step: Step, made: Made) -> Manife
     old = parent.manifest
     return replace(
         old,
-        model=_moved(old.model, parent.path, folder),
+        model=_relocate(old.model, parent.path, folder),
         records=sum(made.shards),
         shards=[ShardInfo(records) for records in made.shards],
         files=made.files,
@@ -160,7 +160,7 @@ def _manifest(folder: Path, parent: Datastore, step: Step, made: Made) -> Manife
     )
 
 
-def _moved(model: ModelInfo, old: Path, new: Path) -> ModelInfo:
+def _relocate(model: ModelInfo, old: Path, new: Path) -> ModelInfo:
     """Return a model whose paths are seen from another store's folder."""
     paths = {name: getattr(model, name) for name in ("name_path", "adapter_path")}
     seen: dict[str, Any] = {name: portable_path(old / path, new) for name, path in paths.items() if path is not None}

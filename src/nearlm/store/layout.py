@@ -48,11 +48,11 @@ class Layout:
 
     def index(self, name: str) -> "IndexFiles":
         """Return the files of an index."""
-        return IndexFiles(self.folder / "index" / _plain("--index", name))
+        return IndexFiles(self.folder / "index" / _plain("index", name))
 
-    def adaptor(self, name: str) -> "AdaptorFiles":
-        """Return the files of an adaptor."""
-        return AdaptorFiles(self.folder / "adaptor" / _plain("--adaptor", name))
+    def gate(self, name: str) -> "GateFiles":
+        """Return the files of a gate."""
+        return GateFiles(self.folder / "gate" / _plain("gate", name))
 
     @property
     def indexes(self) -> list[str]:
@@ -60,9 +60,9 @@ class Layout:
         return sorted(path.parent.name for path in self.folder.glob("index/*/index.json"))
 
     @property
-    def adaptors(self) -> list[str]:
-        """The names of the finished adaptors."""
-        return sorted(path.parent.name for path in self.folder.glob("adaptor/*/adaptor.json"))
+    def gates(self) -> list[str]:
+        """The names of the finished gates."""
+        return sorted(path.parent.name for path in self.folder.glob("gate/*/gate.json"))
 
     def of_a_build(self) -> list[Path]:
         """List all that a build or append may have written, finished or not."""
@@ -120,13 +120,13 @@ class IndexData:
         return ArrayFile(self.folder / f"{name}.npy", np.dtype("int32"), (records,))
 
 
-class AdaptorFiles:
-    """The files of an adaptor."""
+class GateFiles:
+    """The files of a gate."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.description = folder / "adaptor.json"
-        self.weights = folder / "adaptor.safetensors"
+        self.description = folder / "gate.json"
+        self.weights = folder / "gate.safetensors"
 
 
 class NGramFiles:
@@ -143,5 +143,5 @@ class NGramFiles:
 
 def _plain(option: str, name: str) -> str:
     if not name or name != Path(name).name or name.startswith("."):
-        raise OptionError(f"{option} is {name!r}, expected a plain name")
+        raise OptionError(f"`{option}` is {name!r}, expected a plain name")
     return name

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nearlm.base import FileInfo, Json, StoreError, files, flag, read_record, write_record
+from nearlm.base import FileInfo, Json, StoreError, files, read_record, write_record
 from nearlm.store.layout import Layout
 
 FORMAT = 1
@@ -73,7 +73,7 @@ class Step:
         said = [self.command]
         for name, value in self.options.items():
             if value is not None and value is not False:
-                said += [flag(name), *([] if value is True else [str(value)])]
+                said += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
         return " ".join(said)
 
 
@@ -125,7 +125,7 @@ def read_manifest(folder: Path) -> Manifest:
             command = f"nearlm {layout.derive_job.plan()['command']}"
             raise StoreError(f"{folder} is unfinished; finish it by repeating its `{command}` command")
         name = layout.manifest.name
-        raise StoreError(f"{folder} has no {name}, so it is no store; expected a folder made by `nearlm build`")
+        raise StoreError(f"{folder} has no {name}, so it is not a store; expected a folder made by `nearlm build`")
     version = files.read_json(layout.manifest).get("format")
     if isinstance(version, int) and version > FORMAT:
         raise StoreError(f"{folder} has format {version}, this nearlm reads up to {FORMAT}; upgrade nearlm")

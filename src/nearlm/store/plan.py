@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nearlm.base import Json, OptionError, canonical_hash, check_at_least, flag, to_json
+from nearlm.base import Json, OptionError, canonical_hash, check_at_least, parameter, to_json
 from nearlm.store.manifest import Manifest
 from nearlm.text import check_window
 
@@ -42,16 +42,16 @@ class BuildOptions:
         counts = ("window", "stride", "batch_tokens", "shard_records")
         check_at_least(1, **{name: getattr(self, name) for name in counts})
         if self.key_dtype not in (None, *KEY_DTYPES):
-            raise OptionError(f"--key-dtype is {self.key_dtype!r}, expected one of {', '.join(KEY_DTYPES)}")
+            raise OptionError(f"`key_dtype` is {self.key_dtype!r}, expected one of {', '.join(KEY_DTYPES)}")
 
-    def resolved(self, lm: "LM", appended: Manifest | None) -> "BuildOptions":
+    def resolve_options(self, lm: "LM", appended: Manifest | None) -> "BuildOptions":
         """Fill in the defaults, or for an append what the store's manifest says, and check the whole."""
         options = replace(self, key_tap=lm.tap.path)
         if appended:
-            options = options._inherited(appended)
+            options = options._inherit(appended)
         window = options.window or min(WINDOW, lm.limit or WINDOW)
         if lm.limit and window > lm.limit:
-            raise OptionError(f"--window is {window}, but {lm.name} reads at most {lm.limit} tokens")
+            raise OptionError(f"`window` is {window}, but {lm.name} reads at most {lm.limit} tokens")
         stride = options.stride or window
         check_window(window, stride)
         return replace(
@@ -64,7 +64,7 @@ class BuildOptions:
             key_dtype=options.key_dtype or "float16",
         )
 
-    def _inherited(self, manifest: Manifest) -> "BuildOptions":
+    def _inherit(self, manifest: Manifest) -> "BuildOptions":
         """Take an append's options from its store, and refuse others."""
         stored: dict[str, Any] = {
             name: getattr(manifest, name) for name in ("window", "stride", "pack", "key_dtype", "key_tap")
@@ -73,7 +73,7 @@ class BuildOptions:
         for name, value in stored.items():
             wish = getattr(self, name)
             if wish is not None and wish != value:
-                raise OptionError(f"{flag(name)} is {wish}, but the store was built with {value}; leave it out")
+                raise OptionError(f"{parameter(name)} is {wish}, but the store was built with {value}; leave it out")
         return replace(self, **stored)
 
 

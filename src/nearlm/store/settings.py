@@ -1,14 +1,17 @@
 """How a memory is searched and mixed: one record from the command line to disk, and what was tuned for an index."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Self
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
 
-from nearlm.base import OptionError, check_at_least, read_if_there, write_record
+from nearlm.base import OptionError, check_at_least, files, from_json, write_record
 from nearlm.store.layout import Layout
 
-DEFAULT = "default"  # the name of an index or adaptor
-NO_ADAPTOR = "none"
+DEFAULT = "default"  # the name of an index or gate
+NO_GATE = "none"
 DISTANCES = ("index", "store", "parent")
+_RENAMED = {"temperature": "knn_temperature", "adaptor": "gate"}  # since 0.1
+Kind = TypeVar("Kind", bound="SearchSettings")
 
 
 @dataclass(frozen=True)
@@ -19,39 +22,39 @@ class SearchSettings:
     """Which index of the store. [default: the store's choice]"""
     lam: float | None = None
     """Weight of the memory, 0 to 1. [default: tuned]"""
-    temperature: float | None = None
+    knn_temperature: float | None = None
     """Divides distances. [default: tuned, or 1]"""
     k: int | None = None
-    """Neighbours of a token. [default: tuned, or 1024]"""
+    """Neighbours per token. [default: tuned, or 1024]"""
     nprobe: int | None = None
     """Lists a search looks at. [default: the index's]"""
     distances: str | None = None
     """index: the index's own; store: exact; parent: exact, by the keys of the store's parent. [default: index]"""
-    adaptor: str | None = None
-    """Let this adaptor choose λ, or none. [default: the store's choice]"""
+    gate: str | None = None
+    """Let this gate choose λ, or none. [default: the store's choice]"""
     skip: float | Literal["auto"] | None = None
-    """Tokens that do not ask the memory: 0 to 1, or auto."""
+    """Share of tokens that skip retrieval: 0 to 1, or auto."""
     budget: float | None = None
-    """With --skip auto: perplexity it may cost. [default: 0.1]"""
+    """With skip auto: perplexity it may cost. [default: 0.1]"""
 
     def __post_init__(self) -> None:
         if self.lam is not None and not 0 <= self.lam <= 1:
-            raise OptionError(f"--lam is {self.lam}, expected 0 to 1")
-        if self.temperature is not None and not self.temperature > 0:
-            raise OptionError(f"--temperature is {self.temperature}, expected more than 0")
+            raise OptionError(f"`lam` is {self.lam}, expected 0 to 1")
+        if self.knn_temperature is not None and not self.knn_temperature > 0:
+            raise OptionError(f"`knn_temperature` is {self.knn_temperature}, expected more than 0")
         check_at_least(1, k=self.k, nprobe=self.nprobe)
         if self.distances not in (None, *DISTANCES):
-            raise OptionError(f"--distances is {self.distances!r}, expected one of {', '.join(DISTANCES)}")
+            raise OptionError(f"`distances` is {self.distances!r}, expected one of {', '.join(DISTANCES)}")
 
     @property
-    def given(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         """The settings that are not None."""
         values = {field.name: getattr(self, field.name) for field in fields(SearchSettings)}
         return {name: value for name, value in values.items() if value is not None}
 
     def over(self, others: "SearchSettings | None") -> Self:
         """Return these settings, with those of others where these say nothing."""
-        known = others.given if others is not None else {}
+        known = others.values if others is not None else {}
         return replace(self, **{name: value for name, value in known.items() if getattr(self, name) is None})
 
 
@@ -65,8 +68,8 @@ class Tuned(SearchSettings):
 
 
 def read_defaults(layout: Layout) -> SearchSettings:
-    """Read which index, adaptor and share of skipped searches are used when none is named."""
-    noted = read_if_there(SearchSettings, layout.defaults) or SearchSettings()
+    """Read which index, gate and share of skipped searches are used when none is named."""
+    noted = _read(SearchSettings, layout.defaults) or SearchSettings()
     return noted.over(SearchSettings(index=DEFAULT))
 
 
@@ -77,10 +80,18 @@ def write_defaults(layout: Layout, settings: SearchSettings) -> None:
 
 def read_tuned(layout: Layout, index: str) -> Tuned | None:
     """Read what was tuned for an index, None if nothing was."""
-    tuned = read_if_there(Tuned, layout.index(index).settings)
+    tuned = _read(Tuned, layout.index(index).settings)
     return tuned and replace(tuned, index=index)
 
 
 def write_tuned(layout: Layout, tuned: Tuned) -> None:
     """Keep what was tuned for an index with it, where it becomes the default."""
     write_record(layout.index(tuned.index or DEFAULT).settings, tuned)
+
+
+def _read(kind: type[Kind], path: Path) -> Kind | None:
+    """Read settings, also as older versions wrote them; None if there is no such file."""
+    if not path.exists():
+        return None
+    noted = files.read_stamped(path)
+    return from_json(kind, {_RENAMED.get(name, name): value for name, value in noted.items()}, path)

@@ -6,11 +6,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from nearlm.base import Advance, Columns, FileInfo, Int32s, Job, ModelError, Pieces, Rate, Reporter, duration
+from nearlm.base import Advance, Columns, FileInfo, Int32s, Ints, Job, ModelError, Pieces, Rate, Reporter, duration
 from nearlm.model.lm import LM
 from nearlm.store.layout import Layout
 from nearlm.store.plan import BuildOptions
-from nearlm.text import Ints, Windows, fill_batch, plan_batches
+from nearlm.text import Windows, fill_batch, plan_batches
 
 _ESTIMATE_BATCHES = 3
 
@@ -47,7 +47,7 @@ class ShardWriter:
     base: int
     options: BuildOptions
 
-    def done(self, job: Job) -> int:
+    def count_done(self, job: Job) -> int:
         """Return how many tokens earlier runs have done."""
         return sum(self._inputs(number) for number in range(job.batches(self._step) or 0))
 
@@ -97,10 +97,10 @@ class ShardWriter:
         if not torch.isfinite(vectors).all():
             raise ModelError(
                 f"{self.lm.name} gives non-finite keys (near token {int(rows.start[0])} of the text, computing "
-                f"in {self.lm.dtype}); try --dtype float32 or another --key-tap, with --restart"
+                f"in {self.lm.dtype}); try `dtype='float32'` or another `key_tap`, with `restart=True`"
             )
         largest = float(vectors.abs().max())
         raise ModelError(
             f"a key of {self.lm.name} reaches {largest:.0f}, more than float16's 65504; "
-            "use --key-dtype float32, with --restart"
+            "use `key_dtype='float32'`, with `restart=True`"
         )

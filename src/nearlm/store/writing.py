@@ -26,19 +26,19 @@ def writing(folder: Path, job: Job) -> Iterator[None]:
         if isinstance(error, FileNotFoundError) or not _is_inside(error.filename, folder):
             raise
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = "free some space and repeat the command: it goes on" if full else "choose another --out"
+        hint = "free some space and repeat the command: it resumes" if full else "choose another `out`"
         raise StoreError(f"cannot write to {folder}: {error.strerror or error}; {hint}") from error
 
 
 def refuse_foreign(folder: Path, job: Job) -> None:
     """Refuse a place that is neither a store, nor one that `job` has begun, nor empty."""
     if folder.exists() and not folder.is_dir():
-        raise StoreError(f"{folder} is a file, expected a folder to make a store in; choose another --out")
+        raise StoreError(f"{folder} is a file, expected a folder to make a store in; choose another `out`")
     if not folder.is_dir() or Layout(folder).is_store or job.folder.exists():
         return
     strangers = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
     if strangers:
-        raise StoreError(f"{folder} is no store but holds {strangers[0]!r}; choose an empty or new folder for --out")
+        raise StoreError(f"{folder} is not a store but holds {strangers[0]!r}; choose an empty or new folder for `out`")
 
 
 def begin_or_resume(
@@ -57,7 +57,7 @@ def begin_or_resume(
     if changed:
         raise StoreError(
             f"the unfinished {what} in {folder} was begun with {changed}; "
-            "repeat the first command, or throw it away with --restart"
+            "repeat the first command, or throw it away with `restart=True`"
         )
     reporter.say(f"going on with the unfinished {what} in {folder}")
 

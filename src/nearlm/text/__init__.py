@@ -10,8 +10,8 @@ from nearlm.text.tokens import (
     check_not_empty,
     check_predictable,
     document_bounds,
-    finished,
+    finished_stream,
     read_checksums,
     tokenise,
 )
-from nearlm.text.windows import Batch, Ints, Windows, check_window, fill_batch, plan_batches, plan_shards, plan_windows
+from nearlm.text.windows import Batch, Windows, check_window, fill_batch, plan_batches, plan_shards, plan_windows

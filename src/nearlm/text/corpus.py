@@ -45,7 +45,7 @@ class Corpus:
         stdin: BinaryIO | None = None,
     ):
         if not texts:
-            raise TextError("no text was given; name at least one file, folder or corpus with --text")
+            raise TextError("no text was given; name at least one file, folder or corpus with `text`")
         self.texts = [str(text) for text in texts]
         if self.texts.count("-") > 1:
             raise TextError("- (stdin) was given as text more than once, but it can be read only once")
@@ -77,16 +77,16 @@ class Corpus:
         self.reset()
         for text, source in enumerate(self._sources):
             for name, row, pieces in source():
-                yield Document(text, name, row, self._watched(text, name, row, pieces))
+                yield Document(text, name, row, self._watch(text, name, row, pieces))
 
     def note(self, problem: str, example: str) -> None:
         """Count something unusable, or refuse it when strict."""
         if self.strict:
-            raise TextError(f"{example}: {problem}; mend it, or leave out --strict to skip such things")
+            raise TextError(f"{example}: {problem}; mend it, or leave out `strict` to skip such things")
         self.problems[problem] += 1
         self.examples.setdefault(problem, example)
 
-    def _watched(self, text: int, name: str, row: int, pieces: Iterator[str]) -> Iterator[str]:
+    def _watch(self, text: int, name: str, row: int, pieces: Iterator[str]) -> Iterator[str]:
         digest = self._digests[text]
         digest.update(f"{name}\0{row}\0".encode())
         empty = True

@@ -66,7 +66,7 @@ RELATED = {relative: family for family, relatives in _KIN.items() for relative i
 
 
 @dataclass(frozen=True)
-class Corpus:
+class NamedCorpus:
     """How a named corpus is made: its folder's name, its documents, and the split of each."""
 
     folder: str
@@ -98,7 +98,7 @@ def named_corpus(text: str) -> Path:
     if split not in SPLITS:
         found = f"no split {split!r}" if split else "no split named"
         raise TextError(f"{text!r}: {found}; use one of: {', '.join(f'{name}:{each}' for each in SPLITS)}")
-    return _made(CORPORA[name]) / split
+    return _prepare(CORPORA[name]) / split
 
 
 def family(licence: str) -> str:
@@ -155,7 +155,7 @@ def near_duplicates(documents: Documents, split: Mapping[str, str]) -> list[Remo
     return removed
 
 
-def _made(corpus: Corpus) -> Path:
+def _prepare(corpus: NamedCorpus) -> Path:
     folder = cache_dir() / "corpora" / corpus.folder
     if not folder.is_dir():
         with cache_lock(folder.parent):
@@ -164,7 +164,7 @@ def _made(corpus: Corpus) -> Path:
     return folder
 
 
-def _make(corpus: Corpus, folder: Path) -> None:
+def _make(corpus: NamedCorpus, folder: Path) -> None:
     documents = dict(sorted(corpus.read().items()))
     split = corpus.assign(documents)
     removed = near_duplicates(documents, split)
@@ -214,6 +214,6 @@ def _hash(text: str) -> int:
 
 # The last number of a folder's name goes up when the rules above change.
 CORPORA = {
-    "spdx": Corpus(f"spdx-{fetch.SPDX.version}-1", _read_spdx, split_by_family),
-    "pydocs": Corpus(f"pydocs-{fetch.DJANGO.version}-{fetch.SQLALCHEMY.version}-1", _read_pydocs, split_by_path),
+    "spdx": NamedCorpus(f"spdx-{fetch.SPDX.version}-1", _read_spdx, split_by_family),
+    "pydocs": NamedCorpus(f"pydocs-{fetch.DJANGO.version}-{fetch.SQLALCHEMY.version}-1", _read_pydocs, split_by_path),
 }

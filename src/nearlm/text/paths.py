@@ -42,7 +42,7 @@ def find_files(text: str, glob: str | None) -> list[tuple[Path, str]]:
     if not globbing.has_magic(text):
         raise TextError(f"{shown} does not exist; {_WANTED}")
     spelled = Path(*itertools.takewhile(lambda part: not globbing.has_magic(part), path.parts))
-    found = _named(_matches(path), spelled, "" if spelled == Path() else f"{last_name(spelled)}/")
+    found = _with_names(_matches(path), spelled, "" if spelled == Path() else f"{last_name(spelled)}/")
     if not found:
         raise TextError(f"no file matches {shown}; {_WANTED}")
     return found
@@ -74,16 +74,16 @@ def _folder_files(folder: Path, prefix: str, glob: str | None) -> list[tuple[Pat
         wanted = "of a known kind (.txt .md .rst .py .html .jsonl .parquet …)"
     else:
         if not glob or glob.startswith("/") or ".." in Path(glob).parts:
-            raise OptionError(f"--glob is {glob!r}, expected a pattern inside the folder, e.g. '**/*.txt'")
+            raise OptionError(f"`glob` is {glob!r}, expected a pattern inside the folder, e.g. '**/*.txt'")
         paths = _matches(Path(globbing.escape(str(folder)), glob))
         wanted = f"matching {glob!r}"
-    found = _named(paths, folder, prefix)
+    found = _with_names(paths, folder, prefix)
     if not found:
-        raise TextError(f"folder {folder} has no file {wanted}; choose files with --glob, e.g. --glob '**/*.txt'")
+        raise TextError(f"folder {folder} has no file {wanted}; choose files with `glob`, e.g. `glob='**/*.txt'`")
     return found
 
 
-def _named(paths: Iterable[Path], base: Path, prefix: str) -> list[tuple[Path, str]]:
+def _with_names(paths: Iterable[Path], base: Path, prefix: str) -> list[tuple[Path, str]]:
     """Name files by their path from `base` on, sort them by name, and keep the first of those that are one file."""
     named = sorted((printable(f"{prefix}{path.relative_to(base).as_posix()}"), path) for path in paths)
     unique: dict[str, tuple[Path, str]] = {}

@@ -25,7 +25,7 @@ def file_pieces(file: BinaryIO, name: str, note: Note) -> Iterator[str] | None:
         note("binary file (it holds NUL bytes, expected UTF-8 text)", name)
         return None
     blocks = itertools.chain([head.removeprefix(codecs.BOM_UTF8)], _read_blocks(file, name))
-    return _pieces(_decoded(blocks, name, note))
+    return _pieces(_decode(blocks, name, note))
 
 
 def text_pieces(text: str, place: str, note: Note) -> Iterator[str]:
@@ -49,7 +49,7 @@ def _read_blocks(file: BinaryIO, name: str) -> Iterator[bytes]:
         raise TextError(f"{name} can be read only in part ({error.strerror or error}); mend or remove it") from error
 
 
-def _decoded(blocks: Iterator[bytes], name: str, note: Note) -> Iterator[str]:
+def _decode(blocks: Iterator[bytes], name: str, note: Note) -> Iterator[str]:
     """Decode UTF-8 block by block; bytes that are no UTF-8 become U+FFFD and are counted."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     tail = b""

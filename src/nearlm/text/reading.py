@@ -8,9 +8,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from nearlm.base import QUIET, Job, Reporter, files
+from nearlm.base import QUIET, Int32s, Job, Reporter, files
 from nearlm.text.segments import Framing, Segment
 from nearlm.text.source import Texts, TextSource
 from nearlm.text.tokens import check_not_empty, check_predictable, document_bounds, tokenise
@@ -36,13 +35,13 @@ class Reading:
 class TokenText:
     """A tokenised text on disk: its tokens, where documents begin, its windows, and a hash of the tokens."""
 
-    tokens: npt.NDArray[np.int32]
+    tokens: Int32s
     bounds: Ints
     windows: Windows
     sha256: str
 
     @property
-    def targets(self) -> npt.NDArray[np.int32]:
+    def targets(self) -> Int32s:
         """The tokens that are predicted, in corpus order."""
         return np.asarray(self.tokens[self.windows.target_positions])
 

@@ -33,7 +33,7 @@ def row_texts(rows: Iterable[Any], name: str, field: str, note: Note) -> Iterato
         if isinstance(text, str):
             yield number, text
         elif first and text is not None:
-            raise TextError(f"{name}:{number} {_no_text(row, text, field)}; name the field with --field")
+            raise TextError(f"{name}:{number} {_no_text(row, text, field)}; name the field with `field`")
         else:
             note(f"row without a text in field {field!r}", f"{name}:{number}")
         first = False
@@ -98,7 +98,7 @@ def _column(name: str, field: str, columns: Sequence[str]) -> str:
     for column in (field, field.split(".")[0]):
         if column in columns:
             return column
-    raise TextError(f"{name} has no field {field!r} (it has {_listed(columns)}); name the field with --field")
+    raise TextError(f"{name} has no field {field!r} (it has {_list_names(columns)}); name the field with `field`")
 
 
 def _read_json(path: Path, name: str, note: Note) -> Iterator[Any]:
@@ -160,11 +160,11 @@ def _no_text(row: Any, found: Any, field: str) -> str:
     if not isinstance(row, dict):
         return f"is a JSON {type(row).__name__}, expected an object with field {field!r}"
     if found is _UNUSABLE:
-        return f"has no field {field!r} (it has {_listed(row)})"
+        return f"has no field {field!r} (it has {_list_names(row)})"
     return f"has a {type(found).__name__} in field {field!r}, expected a text"
 
 
-def _listed(names: Iterable[Any]) -> str:
+def _list_names(names: Iterable[Any]) -> str:
     names = [str(name) for name in names]
     if len(names) > 10:
         names[10:] = ["…"]

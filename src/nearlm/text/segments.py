@@ -24,7 +24,7 @@ class Framing:
 
     @classmethod
     def of(cls, tokenizer: Any, separator: str) -> "Framing":
-        """Read what `--separator` means for a tokenizer: `eos`, `none`, or a text of its own."""
+        """Read what `separator` means for a tokenizer: `eos`, `none`, or a text of its own."""
         bos = _special(tokenizer.bos_token_id)
         if separator == "none":
             return cls(bos, ())
@@ -32,7 +32,7 @@ class Framing:
             return cls(bos, _special(tokenizer.eos_token_id))
         ids = tokenizer(separator, add_special_tokens=False)["input_ids"]
         if not ids:
-            raise OptionError(f"--separator {separator!r} gives no token; expected eos, none or a text")
+            raise OptionError(f"`separator={separator!r}` gives no token; expected eos, none or a text")
         return cls(bos, tuple(ids))
 
 

@@ -24,7 +24,7 @@ class TextSource:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 2:
-            raise OptionError(f"--max-tokens is {self.max_tokens}, expected at least 2")
+            raise OptionError(f"`max_tokens` is {self.max_tokens}, expected at least 2")
 
     @classmethod
     def of(cls, text: "Texts") -> "TextSource":

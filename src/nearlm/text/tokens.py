@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from nearlm.base import Advance, Job, Reporter, StoreError, TextError, from_json, to_json
+from nearlm.base import Advance, Ints, Job, Reporter, StoreError, TextError, from_json, to_json
 from nearlm.text.corpus import Corpus
 from nearlm.text.pieces import PIECE
 from nearlm.text.segments import Framing, Piece, Progress, Segment, Writer, open_writer
@@ -52,13 +51,13 @@ def tokenise(
     reporter: Reporter,
 ) -> TokenStream:
     """Write a corpus's token stream, going on where an earlier run stopped, and return what it holds."""
-    stream = finished(job)
+    stream = finished_stream(job)
     if stream is not None:
         used = stream.read if stream.tokens == max_tokens else 0
         if corpus.repeatable and read_checksums(corpus, used) != stream.sha256:
-            raise _changed()
+            raise _text_changed()
         return stream
-    state = _noted(Progress, job) if corpus.repeatable else Progress()
+    state = _read_note(Progress, job) if corpus.repeatable else Progress()
     with contextlib.ExitStack() as stack:
         writer = stack.enter_context(open_writer(segment, framing, max_tokens, state))
         advance = stack.enter_context(reporter.bar("tokenising", max_tokens, "tokens", writer.state.tokens))
@@ -67,12 +66,12 @@ def tokenise(
     if writer.full and corpus.repeatable:  # more was read than was used
         read_checksums(corpus, writer.state.read)
     _note(writer.state, corpus, job, done=True)
-    return _noted(TokenStream, job)
+    return _read_note(TokenStream, job)
 
 
-def finished(job: Job) -> TokenStream | None:
+def finished_stream(job: Job) -> TokenStream | None:
     """Return the stream that a job has finished, None if it has not."""
-    return _noted(TokenStream, job) if _noted(Progress, job).done else None
+    return _read_note(TokenStream, job) if _read_note(Progress, job).done else None
 
 
 def read_checksums(corpus: Corpus, documents: int) -> list[str]:
@@ -114,12 +113,12 @@ def check_predictable(windows: Windows, texts: Sequence[str]) -> None:
         raise TextError(f"no document of {', '.join(texts)} has two tokens: a context and what follows it")
 
 
-def document_bounds(docs: npt.NDArray[np.int64], tokens: int) -> npt.NDArray[np.int64]:
+def document_bounds(docs: Ints, tokens: int) -> Ints:
     """Return where each document begins, and the end of the last."""
     return np.append(docs[:, 0], tokens)
 
 
-def _noted(kind: type[_Noted], job: Job) -> _Noted:
+def _read_note(kind: type[_Noted], job: Job) -> _Noted:
     return from_json(kind, job.state(_STEP), job.folder / f"{_STEP}.json")
 
 
@@ -161,10 +160,10 @@ def _batches(corpus: Corpus, skip: int, sha256: list[str], characters: int) -> I
     batch: list[tuple[Piece, str]] = []
     count = 0
     length = 0
-    for count, (piece, text) in enumerate(_numbered(corpus), start=1):
+    for count, (piece, text) in enumerate(_number_pieces(corpus), start=1):
         if count <= skip:
             if count == skip and corpus.checksums() != sha256:
-                raise _changed()
+                raise _text_changed()
             continue
         batch.append((piece, text))
         length += len(text) + 1
@@ -173,23 +172,23 @@ def _batches(corpus: Corpus, skip: int, sha256: list[str], characters: int) -> I
             batch = []
             length = 0
     if count < skip:
-        raise _changed()
+        raise _text_changed()
     if batch:
         yield batch
 
 
-def _numbered(corpus: Corpus) -> Iterator[tuple[Piece, str]]:
+def _number_pieces(corpus: Corpus) -> Iterator[tuple[Piece, str]]:
     """Yield every piece of every document, one that is blank and all of its document as no text."""
     for number, document in enumerate(corpus.documents(), start=1):
         first = True
-        for text, last in _marked(document.pieces):
+        for text, last in _mark_last(document.pieces):
             if first and last and not text.strip():
                 text = ""
             yield Piece(number, document.source, document.row, first, last), text
             first = False
 
 
-def _marked(pieces: Iterator[str]) -> Iterator[tuple[str, bool]]:
+def _mark_last(pieces: Iterator[str]) -> Iterator[tuple[str, bool]]:
     """Yield every piece with whether it is the last."""
     previous = None
     for piece in pieces:
@@ -200,5 +199,5 @@ def _marked(pieces: Iterator[str]) -> Iterator[tuple[str, bool]]:
         yield previous, True
 
 
-def _changed() -> StoreError:
-    return StoreError("the text has changed since the build began; restore it, or begin again with --restart")
+def _text_changed() -> StoreError:
+    return StoreError("the text has changed since the build began; restore it, or begin again with `restart=True`")

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import OptionError
-
-Ints = npt.NDArray[np.int64]
+from nearlm.base import Int32s, Ints, OptionError
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,9 @@ def plan_windows(bounds: Ints, window: int, stride: int, pack: bool = False) -> 
 def check_window(window: int, stride: int) -> None:
     """Refuse windows and strides that cannot be laid."""
     if window < 1:
-        raise OptionError(f"--window is {window}, expected at least 1")
+        raise OptionError(f"`window` is {window}, expected at least 1")
     if not 1 <= stride <= window:
-        raise OptionError(f"--stride is {stride}, expected 1 to the window's {window}")
+        raise OptionError(f"`stride` is {stride}, expected 1 to the window's {window}")
 
 
 def plan_shards(windows: Windows, shard_records: int) -> list[slice]:
@@ -110,10 +108,10 @@ class Batch:
 
     ids: Ints
     recorded: npt.NDArray[np.bool_]
-    targets: npt.NDArray[np.int32]
+    targets: Int32s
 
 
-def fill_batch(tokens: npt.NDArray[np.int32], windows: Windows) -> Batch:
+def fill_batch(tokens: Int32s, windows: Windows) -> Batch:
     """Read the tokens of some windows into one padded batch."""
     column = np.arange(windows.inputs.max())
     inside = column < windows.inputs[:, None]

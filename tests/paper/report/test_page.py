@@ -170,7 +170,7 @@ def test_a_continuation_without_tokens_is_shown_as_text(tmp_path):
 def test_tokens_that_did_not_ask_say_so(tmp_path):
     found = measured.continuation()
     silent = replace(found, tokens=[replace(found.tokens[0], nearest=[])])
-    assert "The memory was not asked." in Page(write(tmp_path, Parts(continuation=silent))[1]).said()
+    assert "Retrieval was skipped." in Page(write(tmp_path, Parts(continuation=silent))[1]).said()
 
 
 def test_no_results_are_an_error_that_says_so(tmp_path):

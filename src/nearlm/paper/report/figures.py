@@ -19,14 +19,14 @@ _METHODS = {"merge": "greedy merging", "random": "random", "kmeans": "k-means", 
 _SKIPPED = "retrievals skipped, %"
 _SPEED_OF_PARTS = "tokens/s, from the times of the parts"
 _AT_RANDOM = "at random"
-_BY_ADAPTOR = "as the adaptor says"
-_STYLES = {LEARNED: 0, _BY_ADAPTOR: 0, RANDOM: 1, _AT_RANDOM: 1, MASK: 2, "random mask, learned λ": 3}
+_BY_GATE = "as the gate says"
+_STYLES = {LEARNED: 0, _BY_GATE: 0, RANDOM: 1, _AT_RANDOM: 1, MASK: 2, "random mask, learned λ": 3}
 _OTHERS = 4  # the first line style of curves that are in none of these
 _APART = 1.2  # as a ratio: numbers on an axis that is logarithmic
 _AXES = {
     "keep": "records kept, %",
     "dim": "width of the keys",
-    "k": "neighbours of a token, k",
+    "k": "neighbours per token, k",
     "nprobe": "lists probed",
     "neighbors": "K",
 }
@@ -57,7 +57,7 @@ def closer(main: MainTable, axes: Any) -> None:
 def choice(found: Choice, axes: Any) -> None:
     """Draw every combination that was tried, those that nothing beats, and the one that was taken.
 
-    Perplexities are differences from the vanilla kNN-LM on the same tokens: an adaptor has fewer to be judged on.
+    Perplexities are differences from the vanilla kNN-LM on the same tokens: a gate has fewer to be judged on.
     """
     points = sorted(_finite(found.points, "microseconds", "beyond"), key=lambda point: point.microseconds)
     front = [point for point in points if point.pareto]
@@ -71,19 +71,19 @@ def choice(found: Choice, axes: Any) -> None:
     if logarithmic(axes, [point.microseconds for point in points], 10):
         label_decades(axes)
     axes.margins(0.08, 0.1)
-    name_axes(axes, "retrieval time a token, µs", "perplexity beyond the vanilla kNN-LM's")
+    name_axes(axes, "retrieval time per token, µs", "perplexity beyond the vanilla kNN-LM's")
     axes.legend()
-    label_points(axes, [Label(point.microseconds, point.beyond, _wrapped(point.label), bold=True) for point in taken])
+    label_points(axes, [Label(point.microseconds, point.beyond, _wrap(point.label), bold=True) for point in taken])
 
 
 @figure()
 def adaptive(found: Ablation, axes: Any) -> None:
-    """Draw perplexity against the share of retrievals left out: at random, and as the adaptor says."""
-    curves = {_AT_RANDOM: found.curves[RANDOM], _BY_ADAPTOR: found.curves[LEARNED]}
-    curves |= {f"adaptor, by {name}": values for name, values in found.objectives.items()}
+    """Draw perplexity against the share of retrievals left out: at random, and as the gate says."""
+    curves = {_AT_RANDOM: found.curves[RANDOM], _BY_GATE: found.curves[LEARNED]}
+    curves |= {f"gate, by {name}": values for name, values in found.objectives.items()}
     _curves(axes, curves, _percent(found.shares), _SKIPPED)
     _oracle(axes, found)
-    level(axes, found.vanilla_perplexity, "asking always")
+    level(axes, found.vanilla_perplexity, "always retrieving")
     axes.legend(loc="upper left")
 
 
@@ -93,7 +93,7 @@ def adaptive_speed(found: Ablation, axes: Any) -> None:
     speeds = found.speed.tokens_per_second
     values = found.curves[LEARNED]
     _curves(axes, {LEARNED: values}, speeds, _SPEED_OF_PARTS)
-    level(axes, found.vanilla_perplexity, "asking always")
+    level(axes, found.vanilla_perplexity, "always retrieving")
     axes.margins(0.08, 0.12)
     axes.legend(loc="upper left")
     points = zip(speeds, values, found.shares, strict=True)
@@ -114,7 +114,7 @@ def features(found: Ablation, axes: Any) -> None:
     rows = found.features[::-1]
     values = [row.perplexity[half] for row in rows]
     names = [" + ".join("f(c)" if name == "keys" else name for name in row.features) for row in rows]
-    axes.axvline(found.vanilla_perplexity, color=MUTED, linewidth=1, linestyle="--", label="asking always")
+    axes.axvline(found.vanilla_perplexity, color=MUTED, linewidth=1, linestyle="--", label="always retrieving")
     axes.hlines(range(len(rows)), min([*values, found.vanilla_perplexity]), values, color=GRID, linewidth=3)
     axes.plot(values, range(len(rows)), "o", color=COLOURS[0], markersize=8)
     for number, value in enumerate(values):
@@ -162,7 +162,7 @@ def sweep(found: Sweep, axes: Any) -> None:
 
 @figure()
 def sweep_speed(found: Sweep, axes: Any) -> None:
-    """Draw searches a second against what was varied."""
+    """Draw searches per second against what was varied."""
     _sweep(axes, found, "searches_per_second", COLOURS[1])
     name_axes(axes, _axis(found), "searches/s (more is better)")
     axes.yaxis.set_major_formatter("{x:,g}")
@@ -281,7 +281,7 @@ def _oracle(axes: Any, found: Ablation) -> None:
     axes.plot(100 * found.oracle.skipped, found.oracle.constant, "*", label="oracle mask", **{**STAR, "markersize": 13})
 
 
-def _wrapped(label: str) -> str:
+def _wrap(label: str) -> str:
     """Break a long label into lines, after commas only."""
     lines = textwrap.wrap(printable(label).replace(" ", "\xa0").replace(",\xa0", ", "), 20, break_long_words=False)
     return "\n".join(lines).replace("\xa0", " ")

@@ -34,7 +34,7 @@ def memory_share(token: Explanation) -> float:
     return min(1.0, max(0.0, token.lam * token.p_knn / token.p))
 
 
-def _measured(write: Callable[[float], str]) -> Callable[[float | None], str]:
+def _optional(write: Callable[[float], str]) -> Callable[[float | None], str]:
     """Let a function write a dash for what was not measured."""
 
     @functools.wraps(write)
@@ -44,49 +44,49 @@ def _measured(write: Callable[[float], str]) -> Callable[[float | None], str]:
     return written
 
 
-@_measured
+@_optional
 def perplexity(value: float) -> str:
     """Write a perplexity."""
     return f"{value:,.2f}" if value < 100 else f"{value:,.1f}"
 
 
-@_measured
+@_optional
 def speed(value: float) -> str:
-    """Write things a second."""
+    """Write things per second."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
-@_measured
+@_optional
 def times(value: float) -> str:
     """Write a ratio."""
     return f"{value:.2f}×" if value < 10 else f"{value:,.0f}×"
 
 
-@_measured
+@_optional
 def share(value: float) -> str:
     """Write a share as per cent."""
     return f"{100 * value:.0f}\xa0%"
 
 
-@_measured
+@_optional
 def chance(value: float) -> str:
     """Write a probability as per cent; small ones keep a digit."""
     return share(value) if value >= 0.1 or not value else f"{100 * value:.1g}\xa0%"
 
 
-@_measured
+@_optional
 def count(value: float) -> str:
     """Write a count."""
     return f"{value:,.0f}"
 
 
-@_measured
+@_optional
 def plain(value: float) -> str:
     """Write any other number."""
     return f"{value:,.4g}"
 
 
-@_measured
+@_optional
 def disk(value: float) -> str:
     """Write a number of bytes."""
     return size(value)

@@ -101,7 +101,7 @@ def _environment() -> Any:
     environment = Environment(
         loader=PackageLoader("nearlm.paper.report"),
         autoescape=True,
-        finalize=_shown,
+        finalize=_show,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
@@ -111,6 +111,6 @@ def _environment() -> Any:
     return environment
 
 
-def _shown(value: Any) -> Any:
+def _show(value: Any) -> Any:
     """Return what a template writes; a text that is HTML already stays so."""
     return type(value)(formatting.printable(value)) if isinstance(value, str) else value

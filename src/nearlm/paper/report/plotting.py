@@ -73,9 +73,9 @@ Found = TypeVar("Found")
 def check_figure(path: Path) -> None:
     """Refuse, before the work, a figure that cannot be drawn."""
     if path.suffix.lower() not in _FORMATS:
-        raise OptionError(f"--figure is {path.name!r}, expected a name that ends in {', '.join(_FORMATS)}")
+        raise OptionError(f"`figure` is {path.name!r}, expected a name that ends in {', '.join(_FORMATS)}")
     if not path.absolute().parent.is_dir():
-        raise OptionError(f"--figure is {path}, but {path.parent} is no folder; make it first")
+        raise OptionError(f"`figure` is {path}, but {path.parent} is no folder; make it first")
     _check_matplotlib()
 
 
@@ -124,11 +124,11 @@ def inline(svg: str, name: str) -> str:
     body = re.sub(r' xmlns(:\w+)?="[^"]*"', "", body).replace("xlink:href", "href")
     body = re.sub(r'\bid="', f'id="{name}-', body)
     body = re.sub(r'(href="|url\()#', rf"\g<1>#{name}-", body)
-    body = re.sub(r"(?<=: )#[0-9a-f]{6}\b", lambda found: _themed(found[0]), body)
+    body = re.sub(r"(?<=: )#[0-9a-f]{6}\b", lambda found: _theme(found[0]), body)
     return re.split(r'<svg width="[^"]*" height="[^"]*"', body, maxsplit=1)[1].strip()
 
 
-def _themed(colour: str) -> str:
+def _theme(colour: str) -> str:
     return f"var({_THEME[colour]}, {colour})" if colour in _THEME else colour
 
 

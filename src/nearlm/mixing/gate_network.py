@@ -1,15 +1,14 @@
-"""The retrieval adaptor's network: features of a context → (log λ, log 1 - λ), as in the paper's appendix A.2."""
+"""The gate's network: features of a context → (log λ, log 1 - λ), as in the paper's appendix A.2."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from nearlm.base import OptionError
+from nearlm.base import Doubles, Floats, OptionError, Reals
 from nearlm.mixing.equations import mix_logs
 from nearlm.mixing.ngrams import MAX_N, Counts
 
@@ -21,8 +20,6 @@ HIDDEN = 128
 HIDDEN_LAYERS = 4
 DROPOUT = 0.2
 STANDARDISE = ("all", "scalars", "none")
-
-Reals = npt.NDArray[np.floating]
 
 
 @dataclass(frozen=True)
@@ -37,9 +34,9 @@ class Inputs:
         unknown = [name for name in self.features if name not in FEATURES]
         if unknown or not self.features or len(set(self.features)) < len(self.features):
             got = ",".join(self.features)
-            raise OptionError(f"--features is {got!r}, expected some of {','.join(FEATURES)}, each once")
+            raise OptionError(f"`features` is {got!r}, expected some of {','.join(FEATURES)}, each once")
         if self.standardise not in STANDARDISE:
-            raise OptionError(f"--standardise is {self.standardise!r}, expected one of {', '.join(STANDARDISE)}")
+            raise OptionError(f"`standardise` is {self.standardise!r}, expected one of {', '.join(STANDARDISE)}")
 
     @property
     def scalars(self) -> list[str]:
@@ -62,9 +59,7 @@ class Inputs:
         return "conf" in self.features or "ent" in self.features
 
 
-def scalar_columns(
-    inputs: Inputs, count: int, conf: Reals | None, ent: Reals | None, counts: Counts | None
-) -> npt.NDArray[np.float32]:
+def scalar_columns(inputs: Inputs, count: int, conf: Reals | None, ent: Reals | None, counts: Counts | None) -> Floats:
     """Put the scalar features of some contexts side by side, [count, width]; counts become log(1 + count)."""
     known: dict[str, Any] = {"conf": conf, "ent": ent}
     if counts is not None:
@@ -73,7 +68,7 @@ def scalar_columns(
     return np.concatenate([np.empty((count, 0)), *columns], axis=1).astype(np.float32)
 
 
-class AdaptorNetwork(nn.Module):
+class GateNetwork(nn.Module):
     """MLP of an input layer, four hidden layers and an output layer; each scalar feature goes through one of its own.
 
     A scalar feature type becomes dim // (types present) numbers by Linear-ReLU-Linear and stands beside f(c). What is
@@ -129,7 +124,7 @@ class AdaptorNetwork(nn.Module):
             begin += SCALARS[name]
         return self.mlp(torch.cat(parts, -1))  # type: ignore[no-any-return]
 
-    def log_weights(self, keys: Reals, scalars: npt.NDArray[np.float32], batch: int = 4096) -> npt.NDArray[np.float64]:
+    def log_weights(self, keys: Reals, scalars: Floats, batch: int = 4096) -> Doubles:
         """Return (log λ, log 1 - λ) of many contexts, without dropout, some at a time."""
         self.eval()
         out = np.empty((len(keys), 2))
@@ -141,7 +136,7 @@ class AdaptorNetwork(nn.Module):
         return out
 
 
-def capped_lambda(log_lam: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def capped_lambda(log_lam: Doubles) -> Doubles:
     """Return λ(c), at most 0.999: a network that is too sure must not leave a token without any probability."""
     return np.exp(np.minimum(log_lam, np.log(MOST_LAMBDA)))
 

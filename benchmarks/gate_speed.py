@@ -1,8 +1,8 @@
-"""What an adaptor costs next to its LM: microseconds a token for statistics, n-gram look-ups and the network.
+"""What a gate costs next to its LM: microseconds a token for statistics, n-gram look-ups and the network.
 
-    python benchmarks/adaptor_speed.py cache:smollm2-spdx --text spdx:valid --adaptor default
+    python benchmarks/gate_speed.py cache:smollm2-spdx --text spdx:valid --gate default
 
-The LM is timed as `eval` runs it without an adaptor. Confidence and entropy come from logits that are there anyway:
+The LM is timed as `eval` runs it without a gate. Confidence and entropy come from logits that are there anyway:
 what they cost is timed on one slice of logits, against log p of the targets alone. Each part is the median of
 `--rounds` interleaved rounds over the same batch.
 """
@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from nearlm.knnlm.knnlm import load_lm
-from nearlm.mixing.adaptor import Adaptor
-from nearlm.mixing.adaptor_network import scalar_columns
+from nearlm.mixing.gate import Gate
+from nearlm.mixing.gate_network import scalar_columns
 from nearlm.mixing.ngrams import last_tokens
 from nearlm.model.lm import LM, _log_probability, _statistics
 from nearlm.store.datastore import Datastore
@@ -30,18 +30,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("store")
     parser.add_argument("--text", required=True)
-    parser.add_argument("--adaptor", default="default")
+    parser.add_argument("--gate", default="default")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     store = Datastore.open(options.store)
-    adaptor, lm = Adaptor.load(store, options.adaptor), load_lm(store)
+    gate, lm = Gate.load(store, options.gate), load_lm(store)
     source = TextSource((options.text,), max_tokens=3 * SCORE_BATCH_TOKENS)
     with read_once(source, lm.tokenizer, store.reading()) as text:
-        found = measured(lm, adaptor, text, options.rounds)
+        found = measured(lm, gate, text, options.rounds)
     print(json.dumps({name: round(value, 4) for name, value in found.items()}, indent=1))
 
 
-def measured(lm: LM, adaptor: Adaptor, text: TokenText, rounds: int) -> dict[str, float]:
+def measured(lm: LM, gate: Gate, text: TokenText, rounds: int) -> dict[str, float]:
     """Return the microseconds a token of each part."""
     windows = text.windows[plan_batches(text.windows, SCORE_BATCH_TOKENS)[0]]
     batch, scores = fill_batch(text.tokens, windows), lm.score(fill_batch(text.tokens, windows))
@@ -49,9 +49,9 @@ def measured(lm: LM, adaptor: Adaptor, text: TokenText, rounds: int) -> dict[str
 
     def counts() -> object:
         contexts = last_tokens(text.tokens, text.bounds, windows.target_positions)
-        return adaptor.ngrams and adaptor.ngrams.look_up(contexts)
+        return gate.ngrams and gate.ngrams.look_up(contexts)
 
-    scalars = scalar_columns(adaptor.inputs, len(keys), conf, ent, counts())
+    scalars = scalar_columns(gate.inputs, len(keys), conf, ent, counts())
     targets = torch.from_numpy(batch.targets[:_ROWS])
     logits = torch.randn(_ROWS, lm.vocab_size)
     counted = {"with_statistics": _ROWS, "without": _ROWS}
@@ -60,7 +60,7 @@ def measured(lm: LM, adaptor: Adaptor, text: TokenText, rounds: int) -> dict[str
         "with_statistics": lambda: _statistics(logits, targets),
         "without": lambda: _log_probability(logits, targets),
         "counts": counts,
-        "network": lambda: adaptor.network.log_weights(keys, scalars),
+        "network": lambda: gate.network.log_weights(keys, scalars),
     }
     taken: dict[str, list[float]] = {name: [] for name in parts}
     for _ in range(rounds):

@@ -7,8 +7,9 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from nearlm.base import FileInfo, Job, Json, Reporter, StoreError, canonical_hash, files, to_json
-from nearlm.mixing.adaptor_network import AdaptorNetwork, Inputs, capped_lambda, scalar_columns
-from nearlm.mixing.adaptor_training import (
+from nearlm.mixing.equations import mix, perplexity
+from nearlm.mixing.gate_network import GateNetwork, Inputs, capped_lambda, scalar_columns
+from nearlm.mixing.gate_training import (
     SHARES,
     SURE,
     TRUSTED_TOKENS,
@@ -22,7 +23,6 @@ from nearlm.mixing.adaptor_training import (
     thresholds_of,
     train_network,
 )
-from nearlm.mixing.equations import mix, perplexity
 from nearlm.mixing.ngrams import NGrams, build_ngrams
 from nearlm.mixing.traces import Trace, trace_lm, trace_search
 from nearlm.model.lm import LM
@@ -30,7 +30,7 @@ from nearlm.search import Retriever
 from nearlm.store import DEFAULT, Datastore, SearchSettings, Tuned, read_tuned
 from nearlm.text import Reading, TokenText
 
-FORMAT = 2
+FORMAT = 3
 FEW_TOKENS = 10_000
 
 
@@ -54,7 +54,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether λ(c) is learned or constant, the constant, and the score below which each percent does not ask."""
+    """Whether λ(c) is learned or constant, the constant, and the score below which each percent skips retrieval."""
 
     weight: str
     lam: float
@@ -72,13 +72,13 @@ class TrainingInfo:
     batch: int
     epochs: int
     patience: int
-    a: float
+    l1: float
     tokens: int
 
 
 @dataclass(frozen=True)
-class AdaptorInfo(Verdict):
-    """What `adaptor.json` says of an adaptor: what it may be used with, how it was trained, and how well it does."""
+class GateInfo(Verdict):
+    """What `gate.json` says of a gate: what it may be used with, how it was trained, and how well it does."""
 
     format: int
     shape: Inputs
@@ -93,7 +93,7 @@ class AdaptorInfo(Verdict):
 
 
 def tuned_settings(store: Datastore, index: str) -> Tuned:
-    """Return what was tuned for an index; an adaptor is trained for just that."""
+    """Return what was tuned for an index; a gate is trained for just that."""
     tuned = read_tuned(store.layout, index)
     if tuned is None:
         again = f"nearlm tune {store.path} --text …{'' if index == DEFAULT else f' --index {index}'}"
@@ -102,14 +102,14 @@ def tuned_settings(store: Datastore, index: str) -> Tuned:
 
 
 def search_only(settings: SearchSettings) -> SearchSettings:
-    """Return the settings that an adaptor depends on: all of a search, and T."""
-    names = ("index", "temperature", "k", "nprobe", "distances")
+    """Return the settings that a gate depends on: all of a search, and T."""
+    names = ("index", "knn_temperature", "k", "nprobe", "distances")
     return SearchSettings(**{name: getattr(settings, name) for name in names})
 
 
 def learn(
     lm: LM, trace: Trace, job: Job, training: Training, tuned: Tuned, reporter: Reporter
-) -> tuple[AdaptorNetwork, AdaptorInfo]:
+) -> tuple[GateNetwork, GateInfo]:
     """Train one network for each L1 coefficient and return the best at 50 % pruning, with all there is to say of it."""
     store = trace.retriever.store
     text = trace.lm.text
@@ -124,27 +124,27 @@ def learn(
         "text": text.sha256,
     }
     settings = search_only(tuned)
-    steps = {name: value for name, value in to_json(training).items() if name != "a"}  # each has a step of its own
+    steps = {name: value for name, value in to_json(training).items() if name != "l1"}  # each has a step of its own
     asked = {"training": steps, "dim": inputs.dim, "settings": to_json(settings), "trace": trace.lm.key}
     job.resume({**made_from, **asked})
-    tried = [_trained(job, inputs, examples, split, a, training, reporter) for a in training.coefficients()]
+    tried = [_train(job, inputs, examples, split, l1, training, reporter) for l1 in training.coefficients()]
     best = min(tried, key=lambda one: one.perplexity)
     verdict = judge(best.network, examples, split, training.objective, tuned.lam or 0.0)
     _warn_constant(verdict, training, reporter)
-    return best.network, AdaptorInfo(
+    return best.network, GateInfo(
         **vars(verdict),
         **made_from,
         format=FORMAT,
         shape=inputs,
         settings=settings,
         training=_training_info(training, best, len(split.train)),
-        tried={str(one.a): one.perplexity for one in tried},
+        tried={str(one.l1): one.perplexity for one in tried},
         files={},
     )
 
 
 def _training_info(training: Training, best: Trained, tokens: int) -> TrainingInfo:
-    known = {**vars(training), "epochs": best.epochs, "a": best.a, "tokens": tokens}
+    known = {**vars(training), "epochs": best.epochs, "l1": best.l1, "tokens": tokens}
     return TrainingInfo(**{field.name: known[field.name] for field in fields(TrainingInfo)})
 
 
@@ -153,10 +153,10 @@ def search_hash(retriever: Retriever) -> str:
     return canonical_hash(retriever.describe())
 
 
-def traced(
+def trace_for(
     lm: LM, retriever: Retriever, text: TokenText, reading: Reading, settings: SearchSettings, reporter: Reporter
 ) -> Trace:
-    """Trace a text with enough neighbours for an adaptor's settings, the same trace that tuning reads if possible."""
+    """Trace a text with enough neighbours for a gate's settings, the same trace that tuning reads if possible."""
     k = retriever.used_k(settings.k)
     if retriever.nested:
         k = max(retriever.used_k(), k)
@@ -164,13 +164,13 @@ def traced(
 
 
 def examples_of(trace: Trace, inputs: Inputs, ngrams: NGrams | None, settings: SearchSettings) -> Examples:
-    """Turn a trace into what an adaptor learns from."""
+    """Turn a trace into what a gate learns from."""
     counts = ngrams.look_up(trace.lm.contexts()) if ngrams else None
     scalars = scalar_columns(inputs, len(trace.lm), trace.lm.conf, trace.lm.ent, counts)
     return Examples(trace.lm.keys, scalars, trace.log_lm, trace.log_p_knn_of(settings))
 
 
-def judge(network: AdaptorNetwork, examples: Examples, split: Split, objective: str, tuned: float) -> Verdict:
+def judge(network: GateNetwork, examples: Examples, split: Split, objective: str, tuned: float) -> Verdict:
     """Judge a network on what was held out: thresholds, the curve, and whether its λ(c) may be trusted.
 
     It is, if it predicts enough held-out tokens better than the best constant λ of the training tokens does, by more
@@ -203,34 +203,34 @@ def judge(network: AdaptorNetwork, examples: Examples, split: Split, objective: 
     return Verdict("learned" if learned else "constant", constant, cuts[1:-1].tolist(), held_out)
 
 
-def _trained(
-    job: Job, inputs: Inputs, examples: Examples, split: Split, a: float, training: Training, reporter: Reporter
+def _train(
+    job: Job, inputs: Inputs, examples: Examples, split: Split, l1: float, training: Training, reporter: Reporter
 ) -> Trained:
     """Train with one coefficient, or take what an earlier run of the job has trained with it."""
-    path = job.folder / f"a-{a:g}.safetensors"
+    path = job.folder / f"l1-{l1:g}.safetensors"
 
     def train() -> tuple[float, int]:
-        with reporter.bar(f"training, a={a:g}", training.epochs * len(split.train), "tokens") as advance:
-            trained = train_network(inputs, examples, split, a, training, advance)
-        reporter.say(f"a={a:g}: held-out perplexity {trained.perplexity:.3f} at 50 % skipped, epoch {trained.epochs}")
+        with reporter.bar(f"training, l1={l1:g}", training.epochs * len(split.train), "tokens") as advance:
+            trained = train_network(inputs, examples, split, l1, training, advance)
+        reporter.say(f"l1={l1:g}: held-out perplexity {trained.perplexity:.3f} at 50 % skipped, epoch {trained.epochs}")
         files.write_bytes(path, save_tensors(trained.network.state_dict()))
         return trained.perplexity, trained.epochs
 
-    value, epochs = job.once(f"a-{a:g}", tuple[float, int], train)
-    network = AdaptorNetwork(inputs)
+    value, epochs = job.once(f"l1-{l1:g}", tuple[float, int], train)
+    network = GateNetwork(inputs)
     network.load_state_dict(load_tensors(path.read_bytes()))
-    return Trained(network.eval(), a, value, epochs)
+    return Trained(network.eval(), l1, value, epochs)
 
 
 def _warn_few(examples: Examples, split: Split, reporter: Reporter) -> None:
     if len(examples) < FEW_TOKENS:
         reporter.say(
-            f"warning: {len(examples):,} tokens are few to learn from; {FEW_TOKENS:,} or more make a better adaptor"
+            f"warning: {len(examples):,} tokens are few to learn from; {FEW_TOKENS:,} or more make a better gate"
         )
     if len(split.held) < TRUSTED_TOKENS:
         reporter.say(
             f"warning: {len(split.held):,} held-out tokens are too few to choose by (at least {TRUSTED_TOKENS}): "
-            "λ stays as tuned, and --skip auto skips nothing"
+            "λ stays as tuned, and `skip='auto'` skips nothing"
         )
     if split.unit == "blocks":
         reporter.say("the text has too few documents to hold whole ones out; two blocks of it are held out instead")
@@ -242,5 +242,5 @@ def _warn_constant(verdict: Verdict, training: Training, reporter: Reporter) -> 
         gain = f"gain {held.gain:.4f} ± {held.gain_error:.4f} nats on {held.tokens:,} held-out tokens"
         reporter.say(
             f"warning: the learned λ(c) is not surely better than λ={verdict.lam:g} ({gain}); "
-            "λ stays constant, the adaptor only skips"
+            "λ stays constant, the gate only skips"
         )

@@ -1,28 +1,28 @@
-"""The adaptor's network and losses, against the paper's equations."""
+"""The gate's network and losses, against the paper's equations."""
 
 import numpy as np
 import pytest
 import torch
 
 from nearlm.base.errors import OptionError
-from nearlm.mixing.adaptor_network import (
+from nearlm.mixing.gate_network import (
     FEATURES,
     PAPER_FEATURES,
-    AdaptorNetwork,
+    GateNetwork,
     Inputs,
     classification_loss,
     mixture_loss,
     parse_features,
     scalar_columns,
 )
-from nearlm.mixing.adaptor_training import (
+from nearlm.mixing.gate_training import (
     Training,
 )
 from nearlm.mixing.ngrams import Counts
 
 
 def test_the_network_is_the_papers():
-    network = AdaptorNetwork(Inputs(24, PAPER_FEATURES, "none"))
+    network = GateNetwork(Inputs(24, PAPER_FEATURES, "none"))
     shapes = [tuple(layer.weight.shape) for layer in network.mlp if isinstance(layer, torch.nn.Linear)]
     assert shapes == [(128, 48)] + [(128, 128)] * 4 + [(2, 128)]
     each = {
@@ -63,7 +63,7 @@ def test_every_feature_can_be_left_out(features):
     columns = {"conf": conf[:, None], "ent": ent[:, None], "freq": np.log1p(counts[0]), "fert": np.log1p(counts[1])}
     wanted = [columns[name] for name in ("conf", "ent", "freq", "fert") if name in features]
     np.testing.assert_allclose(scalars, np.concatenate([np.empty((7, 0)), *wanted], axis=1), rtol=1e-6)
-    network, keys = AdaptorNetwork(shape), rng.normal(size=(7, 16)).astype(np.float32)
+    network, keys = GateNetwork(shape), rng.normal(size=(7, 16)).astype(np.float32)
     before = network.log_weights(keys, scalars)
     changed = network.log_weights(keys + 1, scalars)
     assert before.shape == (7, 2) and np.allclose(before, changed) == ("keys" not in features)
@@ -74,7 +74,7 @@ def test_standardising_takes_away_shift_and_scale():
     keys, scalars = rng.normal(3, 50, (500, 8)).astype(np.float32), rng.normal(-9, 0.01, (500, 6)).astype(np.float32)
     scalars[:, 2] = 4.0  # a feature that never changes
     for standardise in ("all", "scalars", "none"):
-        network = AdaptorNetwork(Inputs(8, PAPER_FEATURES, standardise))
+        network = GateNetwork(Inputs(8, PAPER_FEATURES, standardise))
         network.fit(torch.from_numpy(keys), torch.from_numpy(scalars))
         seen = ((torch.from_numpy(keys) - network.key_mean) * network.key_scale).numpy()
         others = ((torch.from_numpy(scalars) - network.mean) * network.scale).numpy()
@@ -119,9 +119,9 @@ def test_features_stand_in_a_fixed_order():
         lambda: parse_features(""),
         lambda: Training("guess"),
         lambda: Inputs(4, PAPER_FEATURES, "some"),
-        lambda: Training(a="-1"),
-        lambda: Training(a="many"),
-        lambda: Training(a="nan"),
+        lambda: Training(l1="-1"),
+        lambda: Training(l1="many"),
+        lambda: Training(l1="nan"),
     ],
 )
 def test_nonsense_options_are_refused(make):

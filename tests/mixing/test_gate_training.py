@@ -5,11 +5,12 @@ import pytest
 from examples import DOCUMENTS, QUICK, made_up_examples
 
 from nearlm.base.errors import OptionError
-from nearlm.mixing.adaptor_network import (
+from nearlm.mixing.equations import mix, perplexity
+from nearlm.mixing.gate_network import (
     PAPER_FEATURES,
     Inputs,
 )
-from nearlm.mixing.adaptor_training import (
+from nearlm.mixing.gate_training import (
     SHARES,
     Training,
     best_constant,
@@ -19,7 +20,6 @@ from nearlm.mixing.adaptor_training import (
     thresholds_of,
     train_network,
 )
-from nearlm.mixing.equations import mix, perplexity
 
 
 def test_thresholds_remove_the_share_that_was_asked_for():

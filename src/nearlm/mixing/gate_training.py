@@ -1,4 +1,4 @@
-"""Train an adaptor's network on traced tokens, and say how well it removes retrievals."""
+"""Train a gate's network on traced tokens, and say how well it removes retrievals."""
 
 import contextlib
 import copy
@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from nearlm.base import OptionError
-from nearlm.mixing.adaptor_network import LOSSES, AdaptorNetwork, Inputs, capped_lambda, parse_features
+from nearlm.base import Doubles, Floats, Ints, OptionError
 from nearlm.mixing.equations import mix, perplexity
+from nearlm.mixing.gate_network import LOSSES, GateNetwork, Inputs, capped_lambda, parse_features
+from nearlm.mixing.tuning import LAMBDAS
 
-PAPER_A = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
-LAMBDAS = np.round(np.arange(0.01, 1.0, 0.01), 2)
+PAPER_L1 = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
 HELD_OUT = 0.1
 SHARES = np.round(np.arange(0.0, 1.005, 0.01), 2)
 SURE = 2.0  # standard errors
@@ -24,18 +23,15 @@ _BLOCKS = 20
 _GROUPS = 10  # of tokens, at least, to tell an error from
 _FIT_ROWS = 100_000
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True)
 class Examples:
-    """What an adaptor learns from, one row a token: f(c), scalar features, log p of the LM and of the neighbours."""
+    """What a gate learns from, one row per token: f(c), scalar features, log p of the LM and of the neighbours."""
 
-    keys: npt.NDArray[np.float32]
-    scalars: npt.NDArray[np.float32]
-    log_lm: Floats
-    log_knn: Floats
+    keys: Floats
+    scalars: Floats
+    log_lm: Doubles
+    log_knn: Doubles
 
     def __len__(self) -> int:
         return len(self.log_lm)
@@ -46,13 +42,13 @@ class Examples:
 
 @dataclass(frozen=True)
 class Training:
-    """How an adaptor is trained: objective, features, L1 coefficient, steps of the optimiser, and when to stop."""
+    """How a gate is trained: objective, features, L1 coefficient, steps of the optimiser, and when to stop."""
 
     objective: str = "likelihood"
     """likelihood or classify."""
     features: str = "conf,ent,freq,fert"  # on some 10,000 tokens f(c) is learned by heart
     """Some of keys,conf,ent,freq,fert, or all."""
-    a: str = "0.05"
+    l1: str = "0.05"
     """Weight of the L1 term that makes λ small, or auto."""
     standardise: str = "all"
     """Scale features: all, scalars or none."""
@@ -61,7 +57,7 @@ class Training:
     rate: float = 5e-4
     """Learning rate."""
     batch: int = 128
-    """Tokens in a batch."""
+    """Int32s in a batch."""
     epochs: int = 40
     """Most passes over the tokens."""
     patience: int = 5
@@ -69,7 +65,7 @@ class Training:
 
     def __post_init__(self) -> None:
         if self.objective not in LOSSES:
-            raise OptionError(f"--objective is {self.objective!r}, expected one of {', '.join(LOSSES)}")
+            raise OptionError(f"`objective` is {self.objective!r}, expected one of {', '.join(LOSSES)}")
         self.inputs(1)
         self.coefficients()
 
@@ -79,14 +75,14 @@ class Training:
 
     def coefficients(self) -> tuple[float, ...]:
         """Return the L1 coefficients to try."""
-        if self.a == "auto":
-            return PAPER_A
+        if self.l1 == "auto":
+            return PAPER_L1
         try:
-            value = float(self.a)
+            value = float(self.l1)
         except ValueError:
             value = -1.0
         if not 0 <= value < float("inf"):
-            raise OptionError(f"--a is {self.a!r}, expected 0 or more, or auto")
+            raise OptionError(f"`l1` is {self.l1!r}, expected 0 or more, or auto")
         return (value,)
 
 
@@ -129,22 +125,22 @@ def split_rows(documents: Ints, seed: int) -> Split:
     return Split(rows[~held], rows[held], documents[held], unit)
 
 
-def best_constant(log_lm: Floats, log_knn: Floats) -> float:
+def best_constant(log_lm: Doubles, log_knn: Doubles) -> float:
     """Return the one λ that predicts some tokens best, to 0.01."""
     return float(min(LAMBDAS, key=lambda lam: perplexity(mix(log_lm, log_knn, lam))))
 
 
-def thresholds_of(scores: Floats) -> Floats:
-    """Return, for every percent of retrievals to remove, the score from which on the rest asks, [101]."""
+def thresholds_of(scores: Doubles) -> Doubles:
+    """Return, for every percent of retrievals to remove, the score from which on the rest retrieves, [101]."""
     ordered = np.sort(scores)
     at = np.minimum(np.round(SHARES * len(scores)).astype(int), len(scores) - 1)
-    cuts: Floats = ordered[at]
+    cuts: Doubles = ordered[at]
     cuts[0] = -np.inf
     cuts[-1] = np.inf
     return cuts
 
 
-def standard_error(values: Floats, documents: Ints) -> float:
+def standard_error(values: Doubles, documents: Ints) -> float:
     """Return the standard error of a mean over tokens, which are alike within a document, or within a block if few."""
     groups = np.unique(documents, return_inverse=True)[1]
     if len(values) and groups.max() + 1 < _GROUPS:
@@ -152,8 +148,8 @@ def standard_error(values: Floats, documents: Ints) -> float:
     return float(np.sqrt(np.sum(np.bincount(groups, values - values.mean()) ** 2)) / len(values))
 
 
-def half_perplexity(log_lm: Floats, log_knn: Floats, lam: float | Floats, scores: Floats) -> float:
-    """Return the perplexity when the lower half of the scores does not ask."""
+def half_perplexity(log_lm: Doubles, log_knn: Doubles, lam: float | Doubles, scores: Doubles) -> float:
+    """Return the perplexity when the lower half of the scores skips retrieval."""
     return perplexity(mix(log_lm, log_knn, np.where(scores >= np.median(scores), lam, 0.0)))
 
 
@@ -161,8 +157,8 @@ def half_perplexity(log_lm: Floats, log_knn: Floats, lam: float | Floats, scores
 class Trained:
     """A trained network, the L1 coefficient it was trained with, and its perplexity at 50 % on what was held out."""
 
-    network: AdaptorNetwork
-    a: float
+    network: GateNetwork
+    l1: float
     perplexity: float
     epochs: int
 
@@ -171,7 +167,7 @@ def train_network(
     inputs: Inputs,
     examples: Examples,
     split: Split,
-    a: float,
+    l1: float,
     training: Training,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Trained:
@@ -184,20 +180,20 @@ def train_network(
     with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(training.seed)
         rng = np.random.default_rng(training.seed)
-        network = AdaptorNetwork(inputs)
+        network = GateNetwork(inputs)
         sample = examples[np.sort(rng.permutation(split.train)[:_FIT_ROWS])]
         network.fit(torch.from_numpy(np.array(sample.keys, np.float32)), torch.from_numpy(sample.scalars))
         if training.objective == "likelihood":
             network.begin_at(constant)
         optimiser = torch.optim.Adam(network.parameters(), lr=training.rate)
-        best = Trained(copy.deepcopy(network), a, _held_perplexity(network, held, training, constant), 0)
+        best = Trained(copy.deepcopy(network), l1, _held_perplexity(network, held, training, constant), 0)
         for epoch in range(1, training.epochs + 1):
             order = rng.permutation(split.train)
-            _train_epoch(network, optimiser, examples, order, a, training)
+            _train_epoch(network, optimiser, examples, order, l1, training)
             value = _held_perplexity(network, held, training, constant)
             advance(len(order))
             if value < best.perplexity:
-                best = Trained(copy.deepcopy(network), a, value, epoch)
+                best = Trained(copy.deepcopy(network), l1, value, epoch)
             elif epoch - best.epochs >= training.patience:
                 break
     best.network.eval()
@@ -205,7 +201,7 @@ def train_network(
 
 
 def _train_epoch(
-    network: AdaptorNetwork, optimiser: Any, examples: Examples, order: Ints, a: float, training: Training
+    network: GateNetwork, optimiser: Any, examples: Examples, order: Ints, l1: float, training: Training
 ) -> None:
     network.train()
     loss = LOSSES[training.objective]
@@ -214,7 +210,7 @@ def _train_epoch(
         columns = (batch.keys, batch.scalars, batch.log_lm, batch.log_knn)
         keys, scalars, log_lm, log_knn = (torch.from_numpy(np.array(column, np.float32)) for column in columns)
         optimiser.zero_grad()
-        loss(network(keys, scalars), log_knn, log_lm, a).backward()  # type: ignore[no-untyped-call]
+        loss(network(keys, scalars), log_knn, log_lm, l1).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
 
 
@@ -229,7 +225,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _held_perplexity(network: AdaptorNetwork, held: Examples, training: Training, constant: float) -> float:
+def _held_perplexity(network: GateNetwork, held: Examples, training: Training, constant: float) -> float:
     log_lam = network.log_weights(held.keys, held.scalars)[:, 0]
     lam = capped_lambda(log_lam) if training.objective == "likelihood" else constant
     return half_perplexity(held.log_lm, held.log_knn, lam, log_lam)
