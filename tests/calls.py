@@ -3,8 +3,7 @@
 from dataclasses import fields
 
 from nearlm.base import QUIET, Reporter
-from nearlm.knnlm import KNNLM
-from nearlm.knnlm import attach as attach_memory
+from nearlm.knnlm import KNNLM, Attachment
 from nearlm.knnlm import evaluate as evaluate_text
 from nearlm.mixing import Memory
 from nearlm.mixing import tune as tune_index
@@ -46,7 +45,8 @@ def reduce_store(store, dim, out, *, restart=False, quiet=False, **options):
 
 
 def tune(lm, retriever, text, *, k=None, stride=None, reporter=QUIET, **options):
-    return tune_index(lm, retriever, source(text, options), k=k, stride=stride, reporter=reporter)
+    how = {"index": retriever.name, "nprobe": retriever.index.nprobe, "distances": retriever.distances}
+    return tune_index(retriever.store, source(text, options), lm, k=k, stride=stride, reporter=reporter, **how)
 
 
 def evaluate(knnlm, text, *, stride=None, reporter=QUIET, **options):
@@ -71,7 +71,7 @@ def knnlm_of(lm, store, retriever, **settings) -> KNNLM:
 
 
 def attach(lm, retriever, **settings):
-    return attach_memory(lm, memory_of(retriever, **settings))
+    return Attachment(lm, memory_of(retriever, **settings))
 
 
 def train_lm(text, out, options=None, *, reporter=QUIET, **given):

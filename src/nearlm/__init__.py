@@ -4,12 +4,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nearlm.base import NearLMError
-    from nearlm.knnlm import KNNLM, attach
-    from nearlm.mixing import Gate, Memory
+    from nearlm.base import NearLMError, Reporter
+    from nearlm.knnlm import KNNLM, Attachment, Evaluation, Explanation, attach, evaluate
+    from nearlm.mixing import Gate, Memory, Training, Tuning, tune
     from nearlm.model import ModelSpec
     from nearlm.model.lm import LM
-    from nearlm.search import Retriever, build_index, faiss_index
+    from nearlm.optimizer import Choice, optimize
+    from nearlm.search import IndexInfo, Retriever, build_index, faiss_index
     from nearlm.shrink import PruneOptions, ReduceOptions, prune_store, reduce_store
     from nearlm.store import BuildOptions, Datastore, SearchSettings
     from nearlm.store.builder import build
@@ -19,25 +20,36 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "KNNLM",
     "LM",
+    "Attachment",
     "BuildOptions",
+    "Choice",
     "Datastore",
+    "Evaluation",
+    "Explanation",
     "Gate",
+    "IndexInfo",
     "Memory",
     "ModelSpec",
     "NearLMError",
     "PruneOptions",
     "ReduceOptions",
+    "Reporter",
     "Retriever",
     "SearchSettings",
     "TextSource",
+    "Training",
+    "Tuning",
     "attach",
     "build",
     "build_index",
+    "evaluate",
     "faiss_index",
+    "optimize",
     "prune_store",
     "reduce_store",
+    "tune",
 ]
-_HOMES = ("base", "text", "model", "store", "search", "shrink", "mixing", "knnlm", "model.lm", "store.builder")
+_HOMES = "base text model model.lm store store.builder search shrink mixing knnlm optimizer".split()
 
 
 def __getattr__(name: str) -> Any:
@@ -48,3 +60,7 @@ def __getattr__(name: str) -> Any:
             if hasattr(module, name):
                 return getattr(module, name)
     raise AttributeError(f"module 'nearlm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

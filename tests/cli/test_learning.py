@@ -3,7 +3,7 @@
 import json
 
 
-def test_from_an_index_to_an_gate(nearlm, text_store):
+def test_from_an_index_to_a_gate(nearlm, text_store):
     valid = text_store.parent / "valid.txt"
     nearlm("index", text_store, "-q")
     nearlm("tune", text_store, "--text", valid, "-q")

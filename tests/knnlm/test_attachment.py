@@ -4,10 +4,11 @@ import pytest
 import torch
 from gated import PROMPTS, by_hand
 
+import nearlm
 from calls import attach, load_knnlm
+from nearlm import SearchSettings
 from nearlm.base.errors import ModelError, OptionError
 from nearlm.mixing.gate import Gate
-from nearlm.model.lm import LM
 from tiny import make_llama
 
 
@@ -41,12 +42,10 @@ def test_a_batch_with_left_padding_gives_what_single_prompts_give(double_lm, sto
 
 
 def test_attach_refuses_a_temperature_that_the_gate_was_not_trained_with(double_lm, store):
-    knnlm = load_knnlm(store, double_lm, gate="learned")
-    with (
-        pytest.raises(OptionError, match="knn_temperature=3"),
-        attach(double_lm, knnlm.retriever, gate=knnlm.gate, knn_temperature=1.0),
-    ):
-        pass
+    settings = SearchSettings(gate="learned", knn_temperature=1.0)
+    with pytest.raises(OptionError, match="knn_temperature=3"):
+        nearlm.attach(double_lm, store, settings)
+    assert "forward" not in vars(double_lm.model)
 
 
 def test_gradients_flow_through_an_attached_model(double_lm, store):
@@ -82,9 +81,51 @@ def test_attach_refuses_what_makes_no_mixture(knnlm, wrong):
 
 
 def test_attach_refuses_a_model_that_did_not_make_the_store(knnlm):
-    other = LM(make_llama(hidden_size=16), knnlm.lm.tokenizer)
-    with pytest.raises(ModelError, match="another architecture"), attach(other, knnlm.retriever, lam=0.5):
-        pass
+    with pytest.raises(ModelError, match="another architecture"):
+        nearlm.attach(make_llama(hidden_size=16), knnlm.store)
+    with pytest.raises(ModelError, match="has other weights"):  # another fine-tune of the same architecture
+        nearlm.attach(make_llama(seed=4).double(), knnlm.store)
+    with pytest.raises(OptionError, match="`model` is a dict"):
+        nearlm.attach({}, knnlm.store)
+
+
+def test_any_transformers_model_takes_a_store_by_its_path_with_what_was_tuned(double_lm, store, monkeypatch):
+    model = make_llama(seed=3).double()
+    ids = torch.tensor([[0, *double_lm.tokenizer(PROMPTS[1])["input_ids"]]])
+    with torch.no_grad():
+        alone = model(ids).logits
+        monkeypatch.chdir(store.path.parent)
+        with nearlm.attach(model, "store") as attached:
+            assert attached is model
+            inside = model(ids).logits
+        assert torch.equal(model(ids).logits, alone)
+        with attach(double_lm, load_knnlm(store, double_lm).retriever, lam=0.4, knn_temperature=3.0, k=32) as expected:
+            torch.testing.assert_close(inside, expected(ids).logits)
+        lasting = nearlm.attach(model, store, SearchSettings(lam=0.9))
+        assert lasting.model is model and not torch.allclose(model(ids).logits, inside)
+        lasting.detach()
+        lasting.detach()  # has no effect
+        assert torch.equal(model(ids).logits, alone) and "forward" not in vars(model)
+
+
+def test_detaching_twice_leaves_a_later_attachment_alone(double_lm, store):
+    first = nearlm.attach(double_lm, store)
+    first.detach()
+    with nearlm.attach(double_lm, store) as model:
+        first.detach()
+        assert "forward" in vars(model)
+    assert "forward" not in vars(double_lm.model)
+
+
+@pytest.mark.parametrize("gate", [None, "counts"])
+@pytest.mark.parametrize("assistant", ["lookup", "model"])
+def test_assisted_decoding_gives_the_greedy_output_of_the_mixture(double_lm, store, gate, assistant):
+    knnlm = load_knnlm(store, double_lm, gate=gate) if gate else load_knnlm(store, double_lm, lam=0.5)
+    drafter = make_llama(seed=9, num_hidden_layers=1).double()
+    drafts = {"lookup": {"prompt_lookup_num_tokens": 3}, "model": {"assistant_model": drafter}}[assistant]
+    for prompt in PROMPTS:
+        plain = knnlm.generate_ids([prompt], max_new_tokens=20, do_sample=False)
+        assert knnlm.generate_ids([prompt], max_new_tokens=20, do_sample=False, **drafts) == plain
 
 
 def test_attach_follows_logits_to_keep(knnlm):

@@ -5,8 +5,13 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
+import nearlm
 from calls import knnlm_of
-from nearlm.base.errors import OptionError
+from nearlm.base.errors import ModelError, OptionError
+from nearlm.knnlm import KNNLM
+from nearlm.model.lm import LM
+from nearlm.store import Tuned, write_tuned
+from tiny import make_llama
 
 PROMPTS = ["the licence grants", "any person who uses copies of", "free"]
 
@@ -71,10 +76,37 @@ def test_beams_samples_and_several_sequences_run(knnlm):
     assert [start for start, _ in rows] == [rows[0][0]] * 2 + [rows[2][0]] * 2
 
 
-def test_assisted_and_prompt_lookup_decoding_are_refused(knnlm):
-    for option in ({"assistant_model": knnlm.lm.model}, {"prompt_lookup_num_tokens": 3}):
-        with pytest.raises(OptionError, match="not supported"):
-            knnlm.generate("the", max_new_tokens=2, **option)
+def test_several_texts_for_one_prompt_come_as_a_list(knnlm):
+    options = {"max_new_tokens": 4, "num_return_sequences": 2, "num_beams": 2, "do_sample": False}
+    assert len(knnlm.generate(["the"], **options)) == 2
+    with pytest.raises(OptionError, match="list of one"):
+        knnlm.generate("the", **options)
+
+
+def test_generation_ends_at_a_stop_string(knnlm):
+    whole = knnlm.generate(PROMPTS[0], max_new_tokens=12, do_sample=False)
+    word = whole.split()[1]
+    assert knnlm.generate(PROMPTS[0], max_new_tokens=12, do_sample=False, stop_strings=[word]).rstrip().endswith(word)
+
+
+def test_another_fine_tune_of_the_stores_model_is_refused(knnlm, tmp_path):
+    other = LM(make_llama(seed=4).double(), knnlm.lm.tokenizer)
+    (tmp_path / "valid.txt").write_text("the licence grants rights")
+    refused = pytest.raises(ModelError, match="has other weights")
+    with refused:
+        KNNLM(other, knnlm.store, knnlm.memory)
+    with refused:
+        nearlm.tune(knnlm.store, tmp_path / "valid.txt", other)
+    with refused:
+        nearlm.evaluate(knnlm.store, tmp_path / "valid.txt", other)
+    write_tuned(knnlm.store.layout, Tuned(index="default", lam=0.5, knn_temperature=3.0, k=32))
+    with refused:
+        nearlm.Gate.train(knnlm.store, tmp_path / "valid.txt", other)
+
+
+def test_a_model_with_another_tap_is_refused(knnlm):
+    with pytest.raises(ModelError, match="set `key_tap`"):
+        KNNLM(LM(knnlm.lm.model, knnlm.lm.tokenizer, key_tap="last_hidden"), knnlm.store, None)
 
 
 def test_explain_tells_what_memory_and_model_thought(knnlm):

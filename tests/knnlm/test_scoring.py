@@ -19,7 +19,7 @@ def test_a_constant_gate_that_skips_nothing_is_plain_knn_lm(double_lm, store, te
     assert (gated.skipped, gated.retrievals, gated.search.gate) == (0.0, gated.tokens, "constant")
 
 
-def test_an_gate_that_skips_all_is_the_lm_and_searches_nothing(double_lm, store, test_text, searches):
+def test_a_gate_that_skips_all_is_the_lm_and_searches_nothing(double_lm, store, test_text, searches):
     alone = evaluate(load_knnlm(store, double_lm, knn=False), str(test_text))
     for name in ("learned", "constant"):
         gated = evaluate(load_knnlm(store, double_lm, gate=name, skip=1.0), str(test_text))

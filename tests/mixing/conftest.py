@@ -51,4 +51,4 @@ def valid_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def gate(lm, tuned_store, valid_folder):
-    return Gate.train(lm, tuned_store, valid_folder, replace(QUICK, features="all"))
+    return Gate.train(tuned_store, valid_folder, lm, replace(QUICK, features="all"))

@@ -13,7 +13,7 @@ from nearlm.search.retriever import Retriever
 from nearlm.store import SearchSettings
 
 
-def test_an_gate_is_kept_whole(lm, tuned_store, valid_folder, gate):
+def test_a_gate_is_kept_whole(lm, tuned_store, valid_folder, gate):
     again = Gate.load(tuned_store)
     keys, ones = np.random.default_rng(0).normal(size=(9, 32)), np.ones(9)
     contexts = np.asarray(tuned_store.tokens[:36], np.int32).reshape(9, 4)
@@ -84,7 +84,7 @@ def test_a_damaged_foreign_or_stale_gate_is_refused(lm, tuned_store, gate, tmp_p
     with pytest.raises(StoreError, match="it has"):
         Gate.load(tuned_store, "missing")
     with pytest.raises(StoreError, match="nearlm tune"):
-        Gate.train(lm, tuned_store, "nowhere", index="flat")
+        Gate.train(tuned_store, "nowhere", lm, index="flat")
 
 
 def test_nonsense_shares_are_refused(gate):

@@ -91,7 +91,7 @@ def test_the_share_skipped_on_the_held_out_part_is_what_was_asked_for(lm, tuned_
 def test_a_tiny_text_warns_and_the_weight_stays_constant(lm, tuned_store, tmp_path):
     (tmp_path / "tiny.txt").write_text(make_text(60, seed=3))
     heard = Heard()
-    made = Gate.train(lm, tuned_store, str(tmp_path / "tiny.txt"), name="tiny", training=QUICK, reporter=heard)
+    made = Gate.train(tuned_store, str(tmp_path / "tiny.txt"), lm, name="tiny", training=QUICK, reporter=heard)
     said = "\n".join(heard.lines)
     assert "few to learn from" in said and "two blocks" in said
     assert not made.learned and "λ stays as tuned" in said
@@ -112,13 +112,13 @@ def test_auto_tries_the_papers_coefficients_and_goes_on_after_a_kill(lm, tuned_s
     options = {"name": "auto", "training": Training(l1="auto", epochs=1)}
     monkeypatch.setattr(gate_learning, "train_network", killed)
     with pytest.raises(KeyboardInterrupt):
-        Gate.train(lm, tuned_store, valid_folder, **options)
+        Gate.train(tuned_store, valid_folder, lm, **options)
     with pytest.raises(StoreError, match="no gate"):
         Gate.load(tuned_store, "auto")
-    made = Gate.train(lm, tuned_store, valid_folder, **options)
+    made = Gate.train(tuned_store, valid_folder, lm, **options)
     assert tried == [0.01, 0.05, 0.1, 0.2, 0.2, 0.5, 1.0]
     found = made.info.tried
     assert made.info.training.l1 == float(min(found, key=found.get)) and len(found) == 6
     monkeypatch.setattr(gate_learning, "train_network", real)
-    whole = Gate.train(lm, tuned_store, valid_folder, **{**options, "name": "whole"})
+    whole = Gate.train(tuned_store, valid_folder, lm, **{**options, "name": "whole"})
     assert whole.info.files == made.info.files

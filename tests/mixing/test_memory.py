@@ -70,7 +70,7 @@ def test_gate_none_is_one_lambda(opened):
         Memory.open(opened, SearchSettings(gate="none", skip=0.5))
 
 
-def test_with_an_gate_its_own_settings_go_before_what_was_tuned_since(opened):
+def test_with_a_gate_its_own_settings_go_before_what_was_tuned_since(opened):
     before = opened.layout.index("default").settings.read_bytes()
     write_tuned(opened.layout, Tuned("default", 0.9, 7.0, 16, 4, "index"))
     try:
@@ -83,7 +83,7 @@ def test_with_an_gate_its_own_settings_go_before_what_was_tuned_since(opened):
 
 
 @pytest.mark.parametrize("wrong", [{"skip": 0.5}, {"budget": 0.5}, {"gate": "default", "lam": 0.2}])
-def test_what_needs_an_gate_or_excludes_one_is_refused(opened, wrong):
+def test_what_needs_a_gate_or_excludes_one_is_refused(opened, wrong):
     with pytest.raises(OptionError, match="`gate`"):
         Memory.open(opened, SearchSettings(**wrong))
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("quick_timing")
 
 def test_the_store_is_ready_and_within_the_budget(store, lm, texts, tmp_path, small):
     valid, out = str(texts / "valid"), tmp_path / "fast"
-    choice = optimize(lm, store, valid, out, budget=0.5)
+    choice = optimize(store, valid, out, lm, budget=0.5)
     chosen, made = choice.chosen, Datastore.open(out)
     assert (chosen.setup.records, chosen.setup.dim) == (len(made), made.dim)
     assert not out.with_name("fast.optimize").exists()
@@ -42,10 +42,10 @@ def test_the_store_is_ready_and_within_the_budget(store, lm, texts, tmp_path, sm
     assert plain.gate is None and plain.memory.lam == pytest.approx(search.lam)
     assert evaluate(plain, valid).perplexity == pytest.approx(base.perplexity, rel=1e-4)
     assert load_knnlm(out, lm, lam=0.2).gate is None
-    again = optimize(lm, store, valid, out, budget=0.5)
+    again = optimize(store, valid, out, lm, budget=0.5)
     assert again == choice == from_json(Choice, json.loads(json.dumps(to_json(choice))), "")
     with pytest.raises(StoreError, match="another store, text or budget"):
-        optimize(lm, store, valid, out, budget=0.4)
+        optimize(store, valid, out, lm, budget=0.4)
 
 
 def test_a_killed_run_goes_on(store, lm, texts, tmp_path, small, monkeypatch):
@@ -59,15 +59,15 @@ def test_a_killed_run_goes_on(store, lm, texts, tmp_path, small, monkeypatch):
 
     monkeypatch.setattr(optimizing.Gate, "train", killed)
     with pytest.raises(KeyboardInterrupt):
-        optimize(lm, store, valid, out, budget=0.5)
+        optimize(store, valid, out, lm, budget=0.5)
     assert calls and not (out / "optimize.json").exists()
     calls.clear()
     monkeypatch.setattr(optimizing.Gate, "train", training)
-    choice = optimize(lm, store, valid, out, budget=0.5)
+    choice = optimize(store, valid, out, lm, budget=0.5)
     assert not calls and len(Datastore.open(out)) == choice.chosen.setup.records
     work = out.with_name("fast.optimize")
     work.mkdir()  # killed when all but this was done
-    assert optimize(lm, store, valid, out, budget=0.5) == choice and not work.exists()
+    assert optimize(store, valid, out, lm, budget=0.5) == choice and not work.exists()
 
 
 def test_a_run_for_something_else_begins_anew(store, lm, texts, tmp_path, small, monkeypatch):
@@ -79,11 +79,11 @@ def test_a_run_for_something_else_begins_anew(store, lm, texts, tmp_path, small,
     with monkeypatch.context() as patched:
         patched.setattr(optimizing.Gate, "train", killed)
         with pytest.raises(KeyboardInterrupt):
-            optimize(lm, store, valid, out, budget=0.5)
+            optimize(store, valid, out, lm, budget=0.5)
     work = out.with_name("fast.optimize")
     assert out.exists() and list(work.glob("keep-*"))
     (work / "keep-0.7" / "manifest.json").unlink()  # would be refused if it were still there
-    choice = optimize(lm, store, valid, out, budget=0.6)
+    choice = optimize(store, valid, out, lm, budget=0.6)
     assert choice.budget == 0.6 and not work.exists() and len(Datastore.open(out)) == choice.chosen.setup.records
 
 
@@ -103,26 +103,26 @@ def test_a_refused_store_is_out_of_the_way_at_once(store, lm, texts, tmp_path, s
     with monkeypatch.context() as patched:
         patched.setattr(jobs.Job, "note", killed)
         with pytest.raises(KeyboardInterrupt):
-            optimize(lm, store, valid, out, budget=0.5)
+            optimize(store, valid, out, lm, budget=0.5)
     assert not out.exists()
-    choice = optimize(lm, store, valid, out, budget=0.5)
+    choice = optimize(store, valid, out, lm, budget=0.5)
     assert Datastore.open(out).path == out and not choice.chosen.gate and sum(p.gate for p in choice.points) == 2
 
 
 def test_bad_input(store, lm, texts, tmp_path):
     valid = str(texts / "valid")
     with pytest.raises(OptionError, match="`budget` is -1"):
-        optimize(lm, store, valid, tmp_path / "fast", budget=-1)
+        optimize(store, valid, tmp_path / "fast", lm, budget=-1)
     with pytest.raises(StoreError, match="the store itself"):
-        optimize(lm, store, valid, store.path)
+        optimize(store, valid, store.path, lm)
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="is a file"):
-        optimize(lm, store, valid, tmp_path / "file")
+        optimize(store, valid, tmp_path / "file", lm)
     with pytest.raises(StoreError, match="is not a store but holds 'file'"):
-        optimize(lm, store, valid, tmp_path)
+        optimize(store, valid, tmp_path, lm)
     shutil.copytree(store.path, tmp_path / "other")
     with pytest.raises(StoreError, match="made in another way"):
-        optimize(lm, store, valid, tmp_path / "other")
+        optimize(store, valid, tmp_path / "other", lm)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "other"]
     assert not (tmp_path / "fast").exists()
 

@@ -28,14 +28,14 @@ def test_the_fastest_within_the_target_is_chosen():
     assert cheapest(points, Goal(9)) is points[0]
 
 
-def test_without_an_gate_the_perplexity_must_be_surely_within_the_target():
+def test_without_a_gate_the_perplexity_must_be_surely_within_the_target():
     goal = Goal(10.1)
     assert goal.price(10.05, 30.0, 0.04) == 30.0 and goal.price(10.05, 30.0, 0.06) == float("inf")
     unsure, safe = replace(point(10.05, 30.0), margin=0.06), replace(point(10.0, 50.0), margin=0.06)
     assert cheapest([unsure, safe], goal) is safe and cheapest([unsure], goal) is unsure
 
 
-def test_an_gate_may_buy_a_worse_search_or_skip():
+def test_a_gate_may_buy_a_worse_search_or_skip():
     ratios = [0.95 + 0.002 * percent for percent in range(101)]  # as good as one λ when 25 % are skipped
     goal = Goal(10.15, Skipping(ratios, 0.05, 5.0))
     assert goal.price(10.0, 100.0) == pytest.approx(5 + 0.70 * 100)  # 10.0 x 1.01
@@ -47,7 +47,7 @@ def test_an_gate_may_buy_a_worse_search_or_skip():
     assert cheapest(points, goal) is points[1] and cheapest(points, goal.alone) is points[0]
 
 
-def test_one_with_an_gate_is_preferred_if_it_is_faster_or_alone_within_the_budget():
+def test_one_with_a_gate_is_preferred_if_it_is_faster_or_alone_within_the_budget():
     gated, plain = replace(point(10.0, 50.0), sure=True), point(10.0, 60.0)
     assert is_preferred(gated, plain, 10.1) and not is_preferred(gated, point(10.0, 40.0), 10.1)
     assert is_preferred(gated, replace(point(10.0, 40.0), margin=0.2), 10.1)

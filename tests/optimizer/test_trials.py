@@ -20,7 +20,7 @@ BUDGET = 60.0
 
 
 def test_the_share_to_skip_is_the_largest_within_the_budget_of_vanilla(store, lm, texts, tmp_path, small):
-    choice = optimize(lm, store, str(texts / "valid"), tmp_path / "fast", budget=BUDGET)
+    choice = optimize(store, str(texts / "valid"), tmp_path / "fast", lm, budget=BUDGET)
     gated, made = [one for one in choice.points if one.gate][-1], Datastore.open(tmp_path / "fast")
     gate, vanilla, search = Gate.load(made), choice.vanilla.setup.search, gated.setup.search
     reading = store.reading()

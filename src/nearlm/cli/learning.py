@@ -42,7 +42,7 @@ def gate_command(
     """Train a gate on a validation text: when to skip retrieval, and how much to trust the memory."""
     opened = Datastore.open(store)
     lm = load_model(opened, spec)
-    made = Gate.train(lm, opened, source, training, name=gate, index=index, stride=stride, reporter=output.reporter)
+    made = Gate.train(opened, source, lm, training, name=gate, index=index, stride=stride, reporter=output.reporter)
     output.tell(made.info if output.as_json else made)
 
 

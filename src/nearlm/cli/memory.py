@@ -28,12 +28,11 @@ def tune_command(
 ) -> None:
     """Choose λ, T and k on a validation text, and keep them with the index."""
     from nearlm.mixing import tune
-    from nearlm.search import Retriever
 
     opened = Datastore.open(store)
-    retriever = Retriever(opened, index, nprobe=nprobe, distances=distances)
-    lm = load_model(opened, spec)
-    output.tell(tune(lm, retriever, source, k=k, stride=stride, reporter=output.reporter))
+    model = model_spec(opened, spec)
+    search: Json = {"index": index, "nprobe": nprobe, "k": k, "distances": distances}
+    output.tell(tune(opened, source, model, **search, stride=stride, reporter=output.reporter))
 
 
 def eval_command(
@@ -103,4 +102,4 @@ def optimize_command(
 
     opened = Datastore.open(store)
     lm = load_model(opened, spec)
-    output.tell(optimize(lm, opened, source, out, budget=budget, reporter=output.reporter))
+    output.tell(optimize(opened, source, out, lm, budget=budget, reporter=output.reporter))

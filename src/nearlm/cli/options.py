@@ -48,7 +48,7 @@ def model_spec(store: Datastore, given: ModelSpec) -> ModelSpec:
 
 def load_model(store: Datastore, given: ModelSpec) -> "LM":
     """Load the model of an open store."""
-    from nearlm.knnlm import load_lm
+    from nearlm.store.model_files import load_lm
 
     return load_lm(store, model_spec(store, given))
 

@@ -1,5 +1,5 @@
 """The LM with its memory: score, explain, generate, attach, evaluate."""
 
-from nearlm.knnlm.attachment import attach
+from nearlm.knnlm.attachment import Attachment, attach
 from nearlm.knnlm.evaluation import Evaluation, evaluate, evaluate_tokens
-from nearlm.knnlm.knnlm import KNNLM, Explanation, load_lm
+from nearlm.knnlm.knnlm import KNNLM, Explanation, GenerateOptions

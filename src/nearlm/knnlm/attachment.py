@@ -1,51 +1,86 @@
 """Mix the memory into a model's own forward pass, so that everything built on its logits sees the mixture."""
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nearlm.base import Doubles, Floats, Int32s, ModelError
 from nearlm.knnlm.history import as_tokens, contexts_of, keep_history, read_history
 from nearlm.mixing import Memory, log_weights, mix_logs
-from nearlm.model.lm import LM, confidence_and_entropy
+from nearlm.model.lm import LM, AnyModel, confidence_and_entropy
 from nearlm.model.tap import capture
+from nearlm.store import AnyStore, Datastore, SearchSettings
+from nearlm.store.model_files import load_lm
 
 _SLICE_BYTES = 64 << 20
 
 
-@contextlib.contextmanager
-def attach(lm: LM, memory: Memory | None) -> Iterator[nn.Module]:
-    """Let `lm.model` return log p_mix as its logits, and a loss computed from them, until the context ends.
+class Attachment:
+    """A memory in a model's own forward pass, from now until `detach` or the end of a `with` block."""
 
-    `generate`, pipelines, logits processors, beams and samplers then work on the mixture without knowing of it.
-    Without a memory the model stays as it is.
+    def __init__(self, lm: LM, memory: Memory):
+        model: Any = lm.model
+        self.lm = lm
+        self.memory = memory
+        self._before = vars(model).get("forward")
+        if hasattr(self._before, "_nearlm"):
+            raise ModelError(f"{lm.name} has a memory attached already; detach that one first")
+        self._forward = _mixing_forward(lm, memory)
+        model.forward = self._forward
+
+    @property
+    def model(self) -> Any:
+        """The model, whose logits are log p of the mixture."""
+        return self.lm.model
+
+    def detach(self) -> None:
+        """Give the model its own forward pass back; a second call has no effect."""
+        if vars(self.model).get("forward") is not self._forward:
+            return
+        del self.model.forward
+        if self._before is not None:
+            self.model.forward = self._before
+
+    def __enter__(self) -> Any:
+        return self.model
+
+    def __exit__(self, *error: object) -> None:
+        self.detach()
+
+    def __repr__(self) -> str:
+        return f"Attachment({self.memory!r} in {self.lm.name})"
+
+
+def attach(model: AnyModel, store: AnyStore, settings: SearchSettings = SearchSettings()) -> Attachment:
+    """Mix a store's memory into a model's own logits, so that everything built on them sees the kNN-LM.
+
+    `generate`, pipelines, logits processors, beams and samplers then work on the mixture without knowing of it: the
+    logits are log p_mix, and a loss is computed from them. It lasts until `detach`, or to the end of a `with` block.
+
+    Args:
+        model: A transformers model that is loaded already, or what `KNNLM.load` takes. It must be the one that made
+            the store; another one, also another fine-tune of it, is refused.
+        store: Folder of a store, `cache:NAME`, or an open store.
+        settings: How the memory is searched and mixed; what is left out is as it was tuned.
+
+    Example:
+        >>> from transformers import AutoModelForCausalLM, AutoTokenizer
+        >>> model = AutoModelForCausalLM.from_pretrained("saved-model")
+        >>> inputs = AutoTokenizer.from_pretrained("saved-model")("the licence", return_tensors="pt")
+        >>> with nearlm.attach(model, "mystore"):
+        ...     ids = model.generate(**inputs, max_new_tokens=3)
+        >>> attached = nearlm.attach(model, "mystore", nearlm.SearchSettings(lam=0.5))
+        >>> attached.detach()
     """
-    model: Any = lm.model
-    if memory is None:
-        yield model
-        return
-    fingerprint = lm.fingerprint()
-    store = memory.retriever.store
-    made_by = store.manifest.model
-    if fingerprint != made_by.fingerprint:
-        raise ModelError(f"{store.path} was built with {made_by.name}, {lm.name} is another architecture or size")
-    memory.check_model(fingerprint)
-    own = vars(model).get("forward")
-    if getattr(own, "_nearlm", False):
-        raise ModelError(f"{lm.name} has a memory attached already; leave that context first")
-    model.forward = _mixing_forward(lm, memory)
-    try:
-        yield model
-    finally:
-        del model.forward
-        if own is not None:
-            model.forward = own
+    opened = Datastore.open(store)
+    memory = Memory.open(opened, settings)
+    lm = load_lm(opened, model)
+    memory.check_model(lm.fingerprint())
+    return Attachment(lm, memory)
 
 
 def _mixing_forward(lm: LM, memory: Memory) -> Any:
@@ -74,7 +109,7 @@ def _mixing_forward(lm: LM, memory: Memory) -> Any:
         output = dataclasses.replace(output, loss=loss, logits=logits)
         return output if return_dict is not False else output.to_tuple()
 
-    forward._nearlm = True  # type: ignore[attr-defined]
+    forward._nearlm = True  # type: ignore[attr-defined]  # tells it from the model's own
     return forward
 
 

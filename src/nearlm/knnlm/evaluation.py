@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from nearlm.base import QUIET, Reporter
+from nearlm.base import QUIET, OptionError, Reporter
 from nearlm.knnlm.knnlm import KNNLM
 from nearlm.knnlm.scoring import Scorer, Timer
 from nearlm.mixing import warm_up
-from nearlm.store import SearchSettings
+from nearlm.model.lm import AnyModel
+from nearlm.store import AnyStore, SearchSettings
 from nearlm.text import SCORE_BATCH_TOKENS, Texts, TokenText, read_once
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """How well and how fast a text was predicted, and where the time went (shares of the whole)."""
 
@@ -38,6 +39,13 @@ class Evaluation:
     gate_microseconds: float | None
     search: SearchSettings
 
+    def __repr__(self) -> str:
+        return (
+            f"Evaluation(perplexity {self.perplexity:.3f}, LM alone {self.nlm_perplexity:.3f}; "
+            f"{self.bits_per_byte:.4f} bits per byte; {self.tokens:,} tokens at {self.tokens_per_second:,.0f}/s; "
+            f"memory {self.microseconds:,.0f} µs per token, {self.skipped:.0%} skip retrieval)"
+        )
+
     @property
     def microseconds(self) -> float:
         """What a token took beyond the LM."""
@@ -46,14 +54,42 @@ class Evaluation:
 
 
 def evaluate(
-    knnlm: KNNLM,
+    store: AnyStore | KNNLM,
     text: Texts,
+    model: AnyModel = None,
+    settings: SearchSettings | None = None,
     *,
+    knn: bool = True,
     stride: int | None = None,
     batch_tokens: int = SCORE_BATCH_TOKENS,
     reporter: Reporter = QUIET,
 ) -> Evaluation:
-    """Score a text batch by batch; tokens/s counts the LM, the search and everything else but tokenising."""
+    """Measure perplexity and speed over a text, with a store's memory and with the model alone.
+
+    Args:
+        store: A `KNNLM`, or what `KNNLM.load` takes together with `model`, `settings` and `knn`.
+        text: Names of texts, or a `TextSource`; it should not be in the store.
+        model: The store's model, by default as it was built.
+        settings: How the memory is searched and mixed; what is left out is as it was tuned.
+        knn: Use the memory; without it the model alone is measured.
+        stride: Tokens from window to window, by default the window.
+        batch_tokens: Tokens in a batch.
+        reporter: Whom to tell of the progress.
+
+    Returns:
+        Perplexities, bits per byte, tokens per second (of everything but tokenising), and where the time went.
+
+    Example:
+        >>> result = nearlm.evaluate("mystore", "test/")
+        >>> result.perplexity > 1
+        True
+    """
+    if not isinstance(store, KNNLM):
+        knnlm = KNNLM.load(store, model, settings or SearchSettings(), knn=knn)
+    elif model is None and settings is None and knn:
+        knnlm = store
+    else:
+        raise OptionError("a KNNLM has its `model`, `settings` and `knn` already; leave them out")
     with read_once(text, knnlm.lm.tokenizer, knnlm.store.reading(stride), reporter) as read:
         return evaluate_tokens(knnlm, read, batch_tokens=batch_tokens, reporter=reporter)
 

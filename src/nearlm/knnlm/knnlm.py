@@ -1,25 +1,52 @@
 """`KNNLM`: an LM with a memory; score text, explain tokens, generate."""
 
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
 
 from nearlm.base import Int32s, OptionError
-from nearlm.knnlm.attachment import attach
+from nearlm.knnlm.attachment import Attachment
 from nearlm.knnlm.scoring import ScoredBatch, Scorer, TokenScores
 from nearlm.mixing import Gate, Memory
-from nearlm.model import ModelSpec
-from nearlm.model.lm import LM
+from nearlm.model.lm import LM, AnyModel
 from nearlm.search import Retriever
-from nearlm.store import Context, Datastore, SearchSettings
+from nearlm.store import AnyStore, Context, Datastore, SearchSettings
+from nearlm.store.model_files import as_lm, check_lm
 from nearlm.text import plan_windows
 
-_REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
+Conversation = Sequence[Mapping[str, str]]
+
+
+class GenerateOptions(TypedDict, total=False):
+    """The options of transformers' `generate` that people use; `generation_config` takes all others."""
+
+    max_new_tokens: int
+    min_new_tokens: int
+    do_sample: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    num_beams: int
+    num_return_sequences: int
+    length_penalty: float
+    repetition_penalty: float
+    no_repeat_ngram_size: int
+    stop_strings: str | list[str]
+    eos_token_id: int | list[int]
+    pad_token_id: int
+    max_time: float
+    use_cache: bool
+    prompt_lookup_num_tokens: int
+    assistant_model: Any
+    logits_processor: Any
+    stopping_criteria: Any
+    streamer: Any
+    generation_config: Any
 
 
 @dataclass(frozen=True)
@@ -35,33 +62,50 @@ class Explanation:
 
 
 class KNNLM:
-    """An LM with a memory: p = λ p_kNN + (1 - λ) p_LM, with one λ or what the gate of a gate says."""
+    """An LM with a memory: p = λ p_kNN + (1 - λ) p_LM, with one λ for all tokens or what a gate says.
+
+    Example:
+        >>> knnlm = nearlm.KNNLM.load("mystore")
+        >>> scores = knnlm.score("the licence grants rights to any person")
+        >>> len(scores.tokens) == len(scores.logp)
+        True
+        >>> text = knnlm.generate("the licence", max_new_tokens=3)
+    """
 
     def __init__(self, lm: LM, store: Datastore, memory: Memory | None):
         self.lm = lm
         self.store = store
         self.memory = memory
+        check_lm(store, lm)
         if memory is not None:
             memory.check_model(lm.fingerprint())
+
+    def __repr__(self) -> str:
+        return f"KNNLM({self.lm!r}, {self.memory or 'no memory'})"
 
     @classmethod
     def load(
         cls,
-        store: str | Path | Datastore,
-        model: str | ModelSpec | LM | None = None,
+        store: AnyStore,
+        model: AnyModel = None,
         settings: SearchSettings = SearchSettings(),
         *,
         knn: bool = True,
     ) -> "KNNLM":
-        """Load a store's model, index and tuned settings; what is given here goes before what was tuned.
+        """Load a store's model, index and tuned settings.
 
-        Without `knn` it is the model alone.
+        Args:
+            store: Folder of a store, `cache:NAME`, or an open store.
+            model: The store's model where it is now: a hub id or folder, a `ModelSpec`, an `LM`, or a transformers
+                model that is loaded already. By default the one that the store was built with.
+            settings: What is given here goes before what was tuned.
+            knn: Use the memory; without it this is the model alone.
         """
         opened = Datastore.open(store)
         if not knn and settings.gate is not None:
             raise OptionError("a gate chooses λ itself; leave out `lam` and `knn=False`, or `gate`")
         memory = Memory.open(opened, settings) if knn else None
-        return cls(load_lm(opened, model), opened, memory)
+        return cls(as_lm(opened, model), opened, memory)
 
     @property
     def retriever(self) -> Retriever | None:
@@ -74,7 +118,7 @@ class KNNLM:
         return self.memory.gate if self.memory is not None else None
 
     def score(self, text: str) -> TokenScores:
-        """Score one text, from its second token on (the first after BOS, if the tokenizer has one)."""
+        """Score one text: log p of the LM, of the memory and of the mixture for each token that has one before it."""
         parts = [(batch.positions, batch.scores) for batch in self._score_batches(self._document(text))]
         order = np.argsort(np.concatenate([positions for positions, _ in parts]))
         names = [field.name for field in fields(TokenScores)]
@@ -109,34 +153,42 @@ class KNNLM:
         pairs = zip(distances[closest], batch.near.ids[found, closest], strict=True)
         return [(float(d), self.store.context_of(int(i), before=12)) for d, i in pairs if i >= 0]
 
+    @overload
+    def generate(self, prompt: str | Conversation, *, chat: bool = ..., **options: Unpack[GenerateOptions]) -> str: ...
+    @overload
+    def generate(self, prompt: list[str], *, chat: bool = ..., **options: Unpack[GenerateOptions]) -> list[str]: ...
     def generate(
-        self, prompt: str | Sequence[str] | Sequence[dict[str, str]], *, chat: bool = False, **options: Any
-    ) -> Any:
+        self, prompt: str | Conversation | list[str], *, chat: bool = False, **options: Unpack[GenerateOptions]
+    ) -> str | list[str]:
         """Continue one prompt or several by transformers' own `generate`, on the mixture; return the new text(s).
 
-        `options` are those of `generate` (`max_new_tokens`, `do_sample`, `num_beams`, `streamer` …).
+        Args:
+            prompt: A text, a conversation (messages with `role` and `content`), or a list of texts.
+            chat: Put each text into the tokenizer's chat template, as a message of the user.
+            options: Those of transformers' `generate`. Assisted decoding (`prompt_lookup_num_tokens`,
+                `assistant_model`) verifies its drafts under the mixture.
         """
-        single = isinstance(prompt, str) or chat
-        ids = self.generate_ids([prompt] if single else list(prompt), chat=chat, **options)
-        texts = [self.lm.tokenizer.decode(new, skip_special_tokens=True) for _, new in ids]
-        return texts[0] if single else texts
+        several = isinstance(prompt, list) and all(isinstance(one, str) for one in prompt)
+        if not several and options.get("num_return_sequences", 1) > 1:
+            raise OptionError("`num_return_sequences` asks for several texts; give the prompt as a list of one")
+        prompts: Any = prompt if several else [prompt]
+        found = self.generate_ids(prompts, chat=chat, **options)
+        texts = [self.lm.tokenizer.decode(new, skip_special_tokens=True) for _, new in found]
+        return texts if several else texts[0]
 
     def generate_ids(
-        self, prompts: Sequence[Any], *, chat: bool = False, **options: Any
+        self, prompts: Sequence[str | Conversation], *, chat: bool = False, **options: Unpack[GenerateOptions]
     ) -> list[tuple[list[int], list[int]]]:
         """Generate for several prompts and return, for each, the ids of prompt and continuation."""
-        refused = [name for name in _REFUSED if options.get(name) is not None]
-        if refused:
-            why = "drafts tokens without the memory"
-            raise OptionError(f"{refused[0]} {why}; leave it out (assisted decoding is not supported)")
-        rows = [self._chat(prompt) if chat else self._document(prompt).tolist() for prompt in prompts]
+        rows = [self._prompt_ids(prompt, chat) for prompt in prompts]
         if not all(rows):
-            raise OptionError("the prompt is empty and the tokenizer has no BOS to begin with; give some text")
+            raise OptionError("the prompt is empty and the tokenizer adds no BOS to begin with; give some text")
         ids, mask = _left_padded(rows, self._pad_id)
         inputs = {"input_ids": ids.to(self.lm.device), "attention_mask": mask.to(self.lm.device)}
+        usual = {"pad_token_id": self._pad_id, "tokenizer": self.lm.tokenizer}  # stop_strings need the tokenizer
         model: Any = self.lm.model
-        with attach(self.lm, self.memory):
-            out = model.generate(**inputs, **{"pad_token_id": self._pad_id, **options})
+        with nullcontext() if self.memory is None else Attachment(self.lm, self.memory):
+            out = model.generate(**inputs, **{**usual, **options})
         out = getattr(out, "sequences", out).tolist()
         per = len(out) // len(rows)
         return [(rows[i // per], _until_end(row[ids.shape[1] :], self._pad_id)) for i, row in enumerate(out)]
@@ -151,8 +203,10 @@ class KNNLM:
         bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
         return np.asarray(bos + tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], np.int32)
 
-    def _chat(self, prompt: str | list[dict[str, str]]) -> list[int]:
+    def _prompt_ids(self, prompt: str | Conversation, chat: bool) -> list[int]:
         tokenizer = self.lm.tokenizer
+        if isinstance(prompt, str) and not chat:
+            return list(self._document(prompt).tolist())
         if not getattr(tokenizer, "chat_template", None):
             raise OptionError(f"the tokenizer of {self.lm.name} has no chat template; leave out `chat`")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -167,16 +221,6 @@ class KNNLM:
         if not len(windows):
             raise OptionError(f"the text has {len(ids)} token, expected at least two: a context and what follows it")
         return Scorer(self.lm, self.memory).score(ids, bounds, windows)
-
-
-def load_lm(store: Datastore, model: str | ModelSpec | LM | None = None) -> LM:
-    """Load the model of a store, or another that must be the same, and check that it fits."""
-    if not isinstance(model, LM):
-        model = LM.load(store.model_spec() if model is None else model, key_tap=store.manifest.key_tap)
-    warning = store.check_model(model.fingerprint(), model.probe(), model.tokenizer_fingerprint(), model.name)
-    if warning:
-        warnings.warn(warning, stacklevel=2)
-    return model
 
 
 def _left_padded(rows: list[list[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,9 +22,10 @@ from nearlm.mixing.gate_network import GateNetwork, capped_lambda, scalar_column
 from nearlm.mixing.gate_training import SHARES, SURE, TRUSTED_TOKENS, Training
 from nearlm.mixing.ngrams import MAX_N, NGrams
 from nearlm.mixing.traces import traced_text
-from nearlm.model.lm import LM
+from nearlm.model.lm import AnyModel
 from nearlm.search import Retriever
-from nearlm.store import DEFAULT, NO_GATE, Datastore, GateFiles, SearchSettings
+from nearlm.store import DEFAULT, NO_GATE, AnyStore, Datastore, GateFiles, SearchSettings
+from nearlm.store.model_files import load_lm
 from nearlm.text import Texts, TokenText
 
 DEFAULT_BUDGET = 0.1
@@ -36,6 +37,11 @@ class Gate:
     The network ranks contexts by how much they gain from the memory. Its λ(c) is used too when `weight` is learned;
     when that was no better than one λ for all, or the network only classifies, `weight` is constant. `at` sets the
     share of contexts that skip retrieval.
+
+    Example:
+        >>> tuning = nearlm.tune("mystore", "valid/")
+        >>> gate = nearlm.Gate.train("mystore", "valid/")
+        >>> knnlm = nearlm.KNNLM.load("mystore", settings=nearlm.SearchSettings(gate="default", skip=0.5))
     """
 
     def __init__(
@@ -65,9 +71,9 @@ class Gate:
     @classmethod
     def train(
         cls,
-        lm: LM,
-        store: Datastore,
+        store: AnyStore,
         text: Texts | TokenText,
+        model: AnyModel = None,
         training: Training = Training(),
         *,
         name: str = DEFAULT,
@@ -75,13 +81,24 @@ class Gate:
         stride: int | None = None,
         reporter: Reporter = QUIET,
     ) -> "Gate":
-        """Train a gate on a validation text, which must not be in the store, and save it under a name.
+        """Train a gate on a validation text and save it with the store, for an index that has been tuned.
 
-        A text that has been read has its stride already.
+        Args:
+            store: Folder of a store, `cache:NAME`, or an open store.
+            text: Names of texts, or a `TextSource`; it should not be in the store.
+            model: The store's model, by default as it was built.
+            training: How the network is trained.
+            name: Name of the gate.
+            index: Which index of the store it is for.
+            stride: Tokens from window to window, by default the window.
+            reporter: Whom to tell of the progress.
+
         """
+        store = Datastore.open(store)
         place = gate_files(store, name)
         tuned = tuned_settings(store, index)
-        reading = store.reading(stride)
+        lm = load_lm(store, model)
+        reading = store.reading(stride)  # a text that has been read already has its stride
         place.folder.mkdir(parents=True, exist_ok=True)
         with files.lock(place.folder):
             job = Job(place.folder, "gate")
@@ -110,6 +127,10 @@ class Gate:
         network = GateNetwork(info.shape)
         network.load_state_dict(load_tensors(place.weights.read_bytes()))
         return cls(network.eval(), info, info.settings, NGrams.open(store) if info.shape.counts else None, name)
+
+    def __repr__(self) -> str:
+        weight = "λ(c)" if self.learned else f"λ={self.lam:g}"
+        return f"Gate({self.name!r} for index {self.settings.index!r}: {weight}, skips {self.skip:.0%})"
 
     @property
     def info(self) -> GateInfo:

@@ -1,4 +1,4 @@
-"""A memory, ready to be mixed: settings resolved against a store, its index opened, its gate's gate."""
+"""A memory, ready to be mixed: settings resolved against a store, its index and its gate opened."""
 
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,7 @@ _USUAL = SearchSettings(lam=0.25, knn_temperature=1.0, distances="index")
 _OF_A_SEARCH = {"index", "lam", "knn_temperature", "k", "nprobe", "distances", "gate"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Memory:
     """A retriever, how it is searched and mixed, and, if λ is not one for all tokens, the gate that decides it."""
 
@@ -44,6 +44,10 @@ class Memory:
         """Make a memory of what is open; what the settings leave open is the retriever's."""
         whole = settings.over(retriever.settings).over(_USUAL)
         return cls(retriever, replace(whole, k=retriever.used_k(whole.k)), gate)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value}" for name, value in self.settings.values.items())
+        return f"Memory({self.retriever.store.path.name}: {len(self.retriever.store):,} records, {shown})"
 
     @property
     def lam(self) -> float:

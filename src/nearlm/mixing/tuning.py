@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nearlm.base import QUIET, OptionError, Reporter
+from nearlm.base import QUIET, Reporter, check_at_least
 from nearlm.mixing.equations import Doubles, mix, perplexity
 from nearlm.mixing.traces import Trace, trace_search, trace_text
-from nearlm.model.lm import LM
+from nearlm.model.lm import AnyModel
 from nearlm.search import Retriever
-from nearlm.store import Tuned, write_tuned
+from nearlm.store import DEFAULT, AnyStore, Datastore, Tuned, write_tuned
+from nearlm.store.model_files import load_lm
 from nearlm.text import Texts
 
 PAPER_LAMBDAS = tuple(round(0.1 + 0.05 * step, 2) for step in range(17))
@@ -19,7 +20,7 @@ TEMPERATURES = tuple(float(t) for t in np.round(np.geomspace(0.25, 1024, 25), 3)
 KS = (8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tuning:
     """What tuning found on a text: the best setting, the best at each k, and the paper's own protocol."""
 
@@ -30,6 +31,9 @@ class Tuning:
     paper: Tuned
     knn_wins: float
     oracle_perplexity: float
+
+    def __repr__(self) -> str:
+        return self.table()
 
     def table(self) -> str:
         """Return what was found, for people."""
@@ -45,24 +49,44 @@ class Tuning:
 
 
 def tune(
-    lm: LM,
-    retriever: Retriever,
+    store: AnyStore,
     text: Texts,
+    model: AnyModel = None,
     *,
+    index: str = DEFAULT,
+    nprobe: int | None = None,
     k: int | None = None,
+    distances: str = "index",
     stride: int | None = None,
     reporter: Reporter = QUIET,
 ) -> Tuning:
-    """Tune λ × T × k of an index on a text and save the best with the index, where it becomes the default."""
-    if k is not None and k < 1:
-        raise OptionError(f"`k` is {k}, expected at least 1")
-    lm_trace = trace_text(lm, retriever.store, text, reporter, stride=stride)
-    k = retriever.used_k(k)
-    traces = [trace_search(lm_trace, retriever, k, reporter)]
-    if not retriever.nested:
-        traces += [trace_search(lm_trace, retriever, small, reporter) for small in KS if small < k]
-    tuning = tune_traces(traces)
-    write_tuned(retriever.store.layout, tuning.best)
+    """Choose λ, the kNN temperature and k on a validation text, and keep them with the index as its defaults.
+
+    Args:
+        store: Folder of a store, `cache:NAME`, or an open store.
+        text: Names of texts, or a `TextSource`; it should not be in the store.
+        model: The store's model, by default as it was built.
+        index: Which index of the store.
+        nprobe: Lists that a search looks at, by default the index's.
+        k: The most neighbours per token to try, by default 1024.
+        distances: Which distances weigh neighbours: those of the `index`, exact ones by the keys of the `store`, or of
+            its `parent`.
+        stride: Tokens from window to window, by default the window.
+        reporter: Whom to tell of the progress.
+
+    Example:
+        >>> tuning = nearlm.tune("mystore", "valid/")
+        >>> 0 < tuning.best.lam < 1
+        True
+    """
+    check_at_least(1, k=k)
+    opened = Datastore.open(store)
+    retriever = Retriever(opened, index, nprobe=nprobe, distances=distances)
+    lm_trace = trace_text(load_lm(opened, model), opened, text, reporter, stride=stride)
+    most = retriever.used_k(k)
+    ks = (most,) if retriever.nested else (most, *(small for small in KS if small < most))
+    tuning = tune_traces([trace_search(lm_trace, retriever, one, reporter) for one in ks])
+    write_tuned(opened.layout, tuning.best)
     return tuning
 
 

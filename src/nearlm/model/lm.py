@@ -56,6 +56,9 @@ class LM:
         lm.spec = spec
         return lm
 
+    def __repr__(self) -> str:
+        return f"LM({self.name!r}: {self.dim} dimensions at {self.tap.path}, {self.dtype} on {self.device})"
+
     @property
     def device(self) -> torch.device:
         """Where the model's inputs go."""
@@ -170,6 +173,9 @@ class LM:
         if drift(vectors[:, :-1], others[:, :-1]) > tolerance(self.model):
             raise ModelError(f"{self.name} looks ahead: a token changes the vectors before it; expected a causal LM")
         return vectors.shape[-1]
+
+
+AnyModel = str | ModelSpec | LM | nn.Module | None  # None is a store's own
 
 
 def longest_window(model: nn.Module) -> int | None:

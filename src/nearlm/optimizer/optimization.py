@@ -16,12 +16,13 @@ from pathlib import Path
 from nearlm.base import QUIET, Job, Json, OptionError, Reporter, StoreError, duration, files, size, store_folder
 from nearlm.base.records import from_json, read_record, to_json, write_record
 from nearlm.mixing import Gate, perplexity, room_for_traces, trace_lm, traced_text
-from nearlm.model.lm import LM
+from nearlm.model.lm import LM, AnyModel
 from nearlm.optimizer.bench import SMALL
 from nearlm.optimizer.points import Choice, Goal, Point, Shape, cheapest, estimates, explain, is_preferred, unbeaten
 from nearlm.optimizer.trials import FINAL, Trials
 from nearlm.search import PAPER, PAPER_K
-from nearlm.store import DEFAULT, Datastore, Layout, SearchSettings, refuse_foreign, write_defaults
+from nearlm.store import DEFAULT, AnyStore, Datastore, Layout, SearchSettings, refuse_foreign, write_defaults
+from nearlm.store.model_files import load_lm
 from nearlm.text import Texts
 
 DIMS = (192, 128, 64)
@@ -48,14 +49,37 @@ class Optimized:
 
 
 def optimize(
-    lm: LM, store: Datastore, text: Texts, out: str | Path, *, budget: float = 0.1, reporter: Reporter = QUIET
+    store: AnyStore,
+    text: Texts,
+    out: str | Path,
+    model: AnyModel = None,
+    *,
+    budget: float = 0.1,
+    reporter: Reporter = QUIET,
 ) -> Choice:
-    """Make, at `out`, the fastest store within `budget` perplexity of the vanilla kNN-LM, ready to use."""
+    """Make the fastest store within a perplexity budget of the vanilla kNN-LM, ready to use.
+
+    Args:
+        store: Folder of a store, `cache:NAME`, or an open store.
+        text: Names of texts to choose on, or a `TextSource`; it should not be in the store.
+        out: Folder of the store to make, or `cache:NAME`.
+        model: The store's model, by default as it was built.
+        budget: Perplexity that it may cost.
+        reporter: Whom to tell of the progress.
+
+    Returns:
+        What was measured, what was chosen, and why.
+    """
+    opened = Datastore.open(store)
     if not 0 <= budget < float("inf"):
         raise OptionError(f"`budget` is {budget}, expected 0 or more perplexity")
     folder = store_folder(out)
-    if folder.resolve() == store.path.resolve():
+    if folder.resolve() == opened.path.resolve():
         raise StoreError(f"`out` is the store itself ({folder}); choose another folder")
+    return _optimize(opened, text, folder, load_lm(opened, model), budget, reporter)
+
+
+def _optimize(store: Datastore, text: Texts, folder: Path, lm: LM, budget: float, reporter: Reporter) -> Choice:
     reading = store.reading()
     read = traced_text(text, lm.tokenizer, reading, reporter)
     plan = {"store": store.checksum, "text": read.sha256, "budget": budget, "model": lm.fingerprint()}
@@ -71,7 +95,7 @@ def optimize(
         _begin(job, plan, work, folder)
         _announce(store, len(read.targets), reporter)
         trials = Trials(store, trace_lm(lm, read, reading, reporter), work, job, reporter)
-        train = partial(Gate.train, lm, text=read, reporter=reporter)
+        train = partial(Gate.train, text=read, model=lm, reporter=reporter)
         choice = _choose(trials, budget, folder, train)
         write_record(layout.optimized, Optimized(plan, choice))
         files.remove(work)

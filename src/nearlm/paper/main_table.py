@@ -158,7 +158,7 @@ class Memories:
                     return gate
             except NearLMError as error:
                 self.reporter.say(f"{error}; training it again")
-        return Gate.train(self.lm, store, text, name=index, index=index, reporter=self.reporter)
+        return Gate.train(store, text, self.lm, name=index, index=index, reporter=self.reporter)
 
 
 def main_table(memories: Memories, best: Datastore, *, budget: float, rounds: int) -> MainTable:

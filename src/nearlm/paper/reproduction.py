@@ -15,7 +15,7 @@ from typing import Any
 
 from nearlm.base import Reporter, StoreError, TextError, cache_dir, canonical_hash, files, store_folder
 from nearlm.base.records import from_json, to_json
-from nearlm.knnlm import KNNLM, load_lm
+from nearlm.knnlm import KNNLM
 from nearlm.mixing import perplexity, trace_lm
 from nearlm.model.lm import LM
 from nearlm.optimizer import optimize
@@ -28,6 +28,7 @@ from nearlm.search import PAPER
 from nearlm.shrink import TAKES
 from nearlm.store import BuildOptions, Datastore, Layout
 from nearlm.store.builder import build
+from nearlm.store.model_files import load_lm
 from nearlm.text import TextSource
 
 BUDGET = 0.1
@@ -147,7 +148,7 @@ class Reproduction:
 
     def _choice(self) -> Measured:
         valid = self.setting.valid_source
-        choice = optimize(self.lm, self.store, valid, self.best, budget=BUDGET, reporter=self.reporter)
+        choice = optimize(self.store, valid, self.best, self.lm, budget=BUDGET, reporter=self.reporter)
         return choice, [choice.vanilla, *choice.points]
 
     def _main(self) -> Measured:

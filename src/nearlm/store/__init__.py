@@ -3,7 +3,7 @@
 `store.builder` is imported by its name, since it needs torch and the rest does not.
 """
 
-from nearlm.store.datastore import Context, Datastore
+from nearlm.store.datastore import AnyStore, Context, Datastore
 from nearlm.store.derivation import BLOCK, Derivation, Made, derive, read_keys, result_of
 from nearlm.store.layout import GateFiles, IndexData, IndexFiles, Layout, NGramFiles, is_key_file, is_record_file
 from nearlm.store.lineage import open_parent, parent_records

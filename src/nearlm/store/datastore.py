@@ -87,7 +87,7 @@ class Datastore:
         self._docs = [docs.open() for _, docs in segments]
 
     @classmethod
-    def open(cls, path: "str | Path | Datastore") -> "Datastore":
+    def open(cls, path: "AnyStore") -> "Datastore":
         """Open a store by its folder or `cache:NAME`; one that is open is returned as it is.
 
         Its manifest and its files' sizes and headers are checked, its data is not read.
@@ -99,6 +99,10 @@ class Datastore:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def __repr__(self) -> str:
+        keys = f"{len(self):,} records of {self.dim} {self.manifest.key_dtype}"
+        return f"Datastore({str(self.path)!r}: {keys} by {self.manifest.model.name}, indexes: {self.indexes})"
 
     @property
     def indexes(self) -> list[str]:
@@ -271,6 +275,9 @@ class Datastore:
 
     def _read_sources(self, segment: int) -> list[str]:
         return files.read_json(self.layout.segment(segment).sources)["sources"]  # type: ignore[no-any-return]
+
+
+AnyStore = str | Path | Datastore
 
 
 def _open_all(shards: Iterator[ArrayFile]) -> ShardedArray:

@@ -1,16 +1,49 @@
 """What a store keeps of its model: the tokenizer, the keys of a probe, and how to load it again."""
 
 import tempfile
+import warnings
 from pathlib import Path
 
 import numpy as np
+from torch import nn
 
-from nearlm.base import ArrayFile, FileInfo, Floats, Job, files
-from nearlm.model import BUILT_IN
-from nearlm.model.lm import LM, PROBE_TOKENS
+from nearlm.base import ArrayFile, FileInfo, Floats, Job, ModelError, OptionError, files
+from nearlm.model import BUILT_IN, ModelSpec
+from nearlm.model.lm import LM, PROBE_TOKENS, AnyModel
+from nearlm.store.datastore import Datastore
 from nearlm.store.layout import Layout
 from nearlm.store.manifest import ModelInfo
 from nearlm.store.writing import portable_path
+
+
+def load_lm(store: Datastore, model: AnyModel = None) -> LM:
+    """Load the model of a store, or take another that must be the same one: a transformers model as it is."""
+    lm = as_lm(store, model)
+    check_lm(store, lm)
+    return lm
+
+
+def check_lm(store: Datastore, lm: LM) -> None:
+    """Refuse a model that did not make a store, by its shapes, its tokenizer and the keys that it gives."""
+    tap = store.manifest.key_tap
+    if lm.tap.path != tap:
+        raise ModelError(f"keys of {store.path} come from {tap}, those of {lm.name} from {lm.tap.path}; set `key_tap`")
+    warning = store.check_model(lm.fingerprint(), lm.probe(), lm.tokenizer_fingerprint(), lm.name)
+    if warning:
+        warnings.warn(warning, stacklevel=3)
+
+
+def as_lm(store: Datastore, model: AnyModel) -> LM:
+    """Load what `load_lm` takes, unchecked."""
+    if isinstance(model, LM):
+        return model
+    if model is None or isinstance(model, str | ModelSpec):
+        return LM.load(store.model_spec() if model is None else model, key_tap=store.manifest.key_tap)
+    if isinstance(model, nn.Module):
+        return LM(model, store.tokenizer, key_tap=store.manifest.key_tap)
+    raise OptionError(
+        f"`model` is a {type(model).__name__}, expected a name, a ModelSpec, an LM or a transformers model"
+    )
 
 
 def save_model(layout: Layout, job: Job, lm: LM, probe: Floats) -> dict[str, FileInfo]:

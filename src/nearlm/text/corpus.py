@@ -32,7 +32,8 @@ class Corpus:
     """The documents of some texts, in a fixed order, with a count of what could not be used.
 
     Each text is a path, a glob, `-` for standard input, a named corpus (`spdx:train`) or
-    `hf:NAME[/CONFIG][:SPLIT]`. Within one text a file counts once, however many links lead to it.
+    `hf:NAME[/CONFIG][:SPLIT]`. Within one text a file counts once, however many links lead to it. `strings` are
+    documents in memory, which then have the name of the one text.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Corpus:
         glob: str | None = None,
         strict: bool = False,
         stdin: BinaryIO | None = None,
+        strings: Sequence[str] | None = None,
     ):
         if not texts:
             raise TextError("no text was given; name at least one file, folder or corpus with `text`")
@@ -54,7 +56,10 @@ class Corpus:
         self.strict = strict
         self.repeatable = True  # whether the documents can be read a second time
         self._stdin = stdin
-        self._sources = [self._open(text) for text in self.texts]
+        if strings is None:
+            self._sources = [self._open(text) for text in self.texts]
+        else:
+            self._sources = [lambda: self._rows(self.texts[0], [{field: text} for text in strings])]
         self.reset()
 
     def reset(self) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from nearlm.base import OptionError
 from nearlm.text.corpus import Corpus
@@ -31,11 +32,30 @@ class TextSource:
         """Return a source as it is; anything else names texts to be read as usual."""
         if isinstance(text, TextSource):
             return text
-        return cls((text,) if isinstance(text, str) else tuple(text))
+        names = (text,) if isinstance(text, str | Path) else text
+        return cls(tuple(map(str, names)))
+
+    @classmethod
+    def from_strings(cls, *documents: str, max_tokens: int | None = None) -> "TextSource":
+        """Return a source of texts in memory, each a document.
+
+        Example:
+            >>> text = nearlm.TextSource.from_strings("a first document", "a second one")
+            >>> store = nearlm.build("smollm2-135m", text, "fromstrings")
+        """
+        return _Strings(documents, max_tokens=max_tokens)
 
     def open(self) -> Corpus:
         """Find what the texts stand for, ready to be read."""
         return Corpus(self.text, field=self.field, glob=self.glob, strict=self.strict)
 
 
-Texts = str | Sequence[str] | TextSource
+class _Strings(TextSource):
+    """Texts in memory, in place of their names."""
+
+    def open(self) -> Corpus:
+        """Return the texts, ready to be read."""
+        return Corpus(("memory",), strings=self.text)
+
+
+Texts = str | Path | Sequence[str | Path] | TextSource
