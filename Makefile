@@ -5,7 +5,7 @@ DEMO_TOKENS ?= 100000
 DEMO_OUT ?= demo
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-network check fix install clean
+.PHONY: demo test test-network check docs fix install clean
 
 demo: install  ## From nothing to a fast memory: SmolLM2 and licence texts, the paper's table, a page.
 	$(BIN)/nearlm demo --max-tokens $(DEMO_TOKENS) --out $(DEMO_OUT)
@@ -21,6 +21,9 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+docs: install  ## Write docs/api.md from the docstrings.
+	$(BIN)/python docs/make_api.py
 
 fix: install  ## Format, and mend what the linter can.
 	$(BIN)/ruff check --fix .

@@ -15,12 +15,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from nearlm.knnlm.knnlm import load_lm
 from nearlm.mixing.gate import Gate
 from nearlm.mixing.gate_network import scalar_columns
 from nearlm.mixing.ngrams import last_tokens
 from nearlm.model.lm import LM, _log_probability, _statistics
 from nearlm.store.datastore import Datastore
+from nearlm.store.model_files import load_lm
 from nearlm.text import SCORE_BATCH_TOKENS, TextSource, TokenText, fill_batch, plan_batches, read_once
 
 _ROWS = 512

@@ -22,7 +22,6 @@ import faiss
 import numpy as np
 
 from nearlm.base.progress import Reporter
-from nearlm.knnlm.knnlm import load_lm
 from nearlm.mixing.equations import log_p_knn, mix, perplexity
 from nearlm.mixing.traces import trace_lm, traced_text
 from nearlm.mixing.tuning import LAMBDAS
@@ -31,6 +30,7 @@ from nearlm.search.kinds import IndexSpec, choose_index, paper_nlist, sample_siz
 from nearlm.search.linear import linear_transform, matrix, principal_axes
 from nearlm.store.datastore import Datastore
 from nearlm.store.layout import IndexData
+from nearlm.store.model_files import load_lm
 from nearlm.text import TextSource
 
 TEMPERATURES = tuple(np.geomspace(0.5, 256, 19).round(3))

@@ -16,7 +16,7 @@ import numpy as np
 
 from nearlm.base.progress import Reporter
 from nearlm.knnlm.evaluation import Evaluation, evaluate_tokens
-from nearlm.knnlm.knnlm import KNNLM, load_lm
+from nearlm.knnlm.knnlm import KNNLM
 from nearlm.mixing.memory import Memory
 from nearlm.mixing.traces import trace_lm, trace_search, traced_text
 from nearlm.mixing.tuning import KS, Tuning, tune, tune_traces
@@ -25,6 +25,7 @@ from nearlm.optimizer.bench import searches_per_second
 from nearlm.search.index_building import build_index
 from nearlm.search.retriever import Retriever
 from nearlm.store.datastore import Datastore
+from nearlm.store.model_files import load_lm
 from nearlm.store.settings import SearchSettings
 from nearlm.text import TextSource
 

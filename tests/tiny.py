@@ -15,15 +15,18 @@ def make_text(words: int, seed: int = 0) -> str:
     return "\n".join(line + ("\n" if i % 4 == 3 else "") for i, line in enumerate(lines))
 
 
-def make_tokenizer(vocab_size: int = 300):
-    """Train a small byte-level BPE tokenizer with BOS and EOS."""
+def make_tokenizer(vocab_size: int = 300, *, adds_bos: bool = True):
+    """Train a small byte-level BPE tokenizer with BOS and EOS, which puts BOS before a text or does not."""
     from tokenizers import ByteLevelBPETokenizer
+    from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(
         [make_text(2000)], vocab_size=vocab_size, special_tokens=["<s>", "</s>"], show_progress=False
     )
+    if adds_bos:
+        bpe._tokenizer.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
     return PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, bos_token="<s>", eos_token="</s>")
 
 

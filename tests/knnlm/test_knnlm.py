@@ -6,12 +6,12 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 import nearlm
-from calls import knnlm_of
+from calls import build, build_index, knnlm_of
 from nearlm.base.errors import ModelError, OptionError
 from nearlm.knnlm import KNNLM
 from nearlm.model.lm import LM
 from nearlm.store import Tuned, write_tuned
-from tiny import make_llama
+from tiny import make_llama, make_text, make_tokenizer
 
 PROMPTS = ["the licence grants", "any person who uses copies of", "free"]
 
@@ -128,3 +128,15 @@ def test_nonsense_settings_are_refused(knnlm):
             knnlm_of(knnlm.lm, knnlm.store, knnlm.retriever, **options)
     with pytest.raises(OptionError, match="chat template"):
         knnlm.generate("hello", chat=True, max_new_tokens=2)
+
+
+def test_a_prompt_begins_as_the_stores_documents_do(tmp_path):
+    lm = LM(make_llama(seed=3).double(), make_tokenizer(adds_bos=False))
+    (tmp_path / "text.txt").write_text(make_text(100, seed=5))
+    plain = lm.tokenizer("the licence")["input_ids"]
+    for bos, begin in ((None, []), (True, [0])):
+        store = build(lm, str(tmp_path / "text.txt"), tmp_path / f"store-{bos}", window=64, quiet=True, bos=bos)
+        build_index(store, "flat", quiet=True)
+        knnlm = KNNLM.load(store, lm)
+        assert knnlm.generate_ids(["the licence"], max_new_tokens=1, do_sample=False)[0][0] == [*begin, *plain]
+        assert knnlm.score("the licence").tokens.tolist() == [*begin, *plain][1:]

@@ -338,7 +338,7 @@ def test_a_gguf_file_loads_as_an_ordinary_model(tmp_path: Path, tokenizer: Any) 
     assert lm.tap.path == "model.layers.1.mlp"
     torch.testing.assert_close(lm.keys(EVERY), hooked(model, model.model.layers[1].mlp))
     text = "the licence grants rights."
-    assert lm.tokenizer(text)["input_ids"] == tokenizer(text)["input_ids"]
+    assert lm.tokenizer(text)["input_ids"] == tokenizer(text, add_special_tokens=False)["input_ids"]
     assert (lm.tokenizer.bos_token_id, lm.tokenizer.eos_token_id) == (0, 1)
     lm.model.save_pretrained(tmp_path / "saved")  # no trace of GGUF is left in it
     lm.tokenizer.save_pretrained(tmp_path / "saved")

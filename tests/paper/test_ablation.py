@@ -93,7 +93,7 @@ def store(texts, model_folder, lm):
     build_index(made, "flat", quiet=True)
     settings = {"k": 32, "knn_temperature": 3.0, "lam": 0.3, "nprobe": None, "distances": "index"}
     files.write_stamped(made.path / "index" / "default" / "settings.json", settings)
-    Gate.train(lm, made, str(texts / "valid"), Training(epochs=2))
+    Gate.train(made, str(texts / "valid"), lm, Training(epochs=2))
     return made
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from calls import build, build_index, prune_store, reduce_store
 from nearlm.base.errors import OptionError, StoreError
-from nearlm.knnlm.knnlm import load_lm
 from nearlm.search.linear import matrix
 from nearlm.search.retriever import Retriever
 from nearlm.shrink import reduction as reduce
 from nearlm.shrink.reduction import moments, train_pca
 from nearlm.store.datastore import Datastore
+from nearlm.store.model_files import load_lm
 from synthetic import make_store, skewed_store
 from tiny import make_text
 

@@ -272,8 +272,7 @@ class TestRefused:
 
     def test_text_with_one_token(self, lm, tmp_path):
         bare = copy.copy(lm)
-        bare.tokenizer = copy.deepcopy(lm.tokenizer)
-        bare.tokenizer.bos_token = None
+        bare.tokenizer = make_tokenizer(adds_bos=False)
         (tmp_path / "a.txt").write_text("a")
         with pytest.raises(TextError, match="holds 1 tokens in 1 documents; expected at least two"):
             build(bare, str(tmp_path / "a.txt"), tmp_path / "store", quiet=True, separator="none")
@@ -531,3 +530,24 @@ def test_a_mistake_in_the_text_does_not_block_the_corrected_command(tmp_path, lm
     with pytest.raises(TextError, match="`field`"):
         build(lm, str(tmp_path / "rows.jsonl"), tmp_path / "store", quiet=True)
     assert len(build(lm, str(tmp_path / "rows.jsonl"), tmp_path / "store", field="body", quiet=True))
+
+
+def test_documents_begin_as_the_tokenizer_begins_a_text_and_old_stores_stay_as_they_are(model_folder, tmp_path):
+    plain = make_tokenizer(adds_bos=False)
+    lm = LM(make_llama(), plain)
+    (tmp_path / "a.txt").write_text("the licence grants rights")
+    (tmp_path / "b.txt").write_text("to any person")
+    first = str(tmp_path / "a.txt")
+    without = build(lm, first, tmp_path / "without", quiet=True)
+    assert without.manifest.bos == [] and without.tokens[:].tolist() == [
+        *plain("the licence grants rights").input_ids,
+        1,
+    ]
+    old = build(lm, first, tmp_path / "old", quiet=True, bos=True)  # as all stores were before there was a choice
+    assert old.manifest.bos == [0] and old.tokens[0] == 0
+    more = build(lm, str(tmp_path / "b.txt"), tmp_path / "old", quiet=True, append=True)
+    assert more.tokens[len(old.tokens)] == 0
+    with pytest.raises(OptionError, match="`bos` is False, but the store was built with True"):
+        build(lm, first, tmp_path / "old", quiet=True, append=True, bos=False)
+    with pytest.raises(StoreError, match="made with other options"):
+        build(lm, first, tmp_path / "without", quiet=True, bos=True)

@@ -55,4 +55,4 @@ class NoSpecials:
         self._tokenizer = tokenizer
 
     def __call__(self, *args, **options):
-        return self._tokenizer(*args, **options)
+        return self._tokenizer(*args, **{**options, "add_special_tokens": False})

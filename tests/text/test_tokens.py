@@ -167,7 +167,7 @@ class StoppingTokenizer(NoSpecials):
         self.left -= isinstance(texts, list)
         if self.left < 0:
             raise Stopped
-        return super().__call__(texts, **options)
+        return self._tokenizer(texts, **options)
 
 
 def stop_after(out: Path, corpus: Corpus, tokenizer, batches: int, **options) -> bool:

@@ -199,9 +199,9 @@ class KNNLM:
         return int(next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0))
 
     def _document(self, text: str) -> Int32s:
-        tokenizer = self.lm.tokenizer
-        bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-        return np.asarray(bos + tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], np.int32)
+        """Tokenise a text as a document of the store."""
+        ids = self.lm.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return np.asarray([*self.store.manifest.bos, *ids], np.int32)
 
     def _prompt_ids(self, prompt: str | Conversation, chat: bool) -> list[int]:
         tokenizer = self.lm.tokenizer

@@ -281,7 +281,7 @@ def _new_llama(options: SmallLM, tokenizer: Any) -> nn.Module:
 
 def _new_tokenizer(corpus: Corpus, vocabulary: int) -> Any:
     """Train a byte-level BPE tokenizer on a corpus; any text comes back from its tokens as it was."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     bpe = Tokenizer(models.BPE())
@@ -294,6 +294,7 @@ def _new_tokenizer(corpus: Corpus, vocabulary: int) -> Any:
         show_progress=False,
     )
     bpe.train_from_iterator((piece for document in corpus.documents() for piece in document.pieces), trainer)
+    bpe.post_processor = processors.TemplateProcessing(f"{BOS} $A", special_tokens=[(BOS, bpe.token_to_id(BOS))])
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe, bos_token=BOS, eos_token=EOS, clean_up_tokenization_spaces=False
     )

@@ -133,7 +133,9 @@ class _Builder:
     def _make_plan(self) -> BuildPlan:
         """Say all that the records depend on, apart from the text itself."""
         options = self.options.resolve_options(self.lm, self.old if self.append else None)
-        framing = Framing.of(self.lm.tokenizer, str(options.separator))
+        framing = Framing.of(self.lm.tokenizer, str(options.separator), options.bos)
+        if self.append and self.old:
+            framing = Framing(tuple(self.old.bos), tuple(self.old.separator))
         return BuildPlan(
             texts=self.corpus.labels,
             field=self.source.field,

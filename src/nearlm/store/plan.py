@@ -27,6 +27,8 @@ class BuildOptions:
     """Tokens from window to window. [default: the window]"""
     pack: bool | None = None
     """Let windows cross documents."""
+    bos: bool | None = None
+    """Begin each document with the BOS token. [default: as the tokenizer does]"""
     separator: str | None = None
     """After each document: eos, none, or a text. [default: eos]"""
     batch_tokens: int | None = None
@@ -70,6 +72,8 @@ class BuildOptions:
             name: getattr(manifest, name) for name in ("window", "stride", "pack", "key_dtype", "key_tap")
         }
         stored["separator"] = manifest.separator_option
+        if self.bos is not None:
+            stored["bos"] = bool(manifest.bos)
         for name, value in stored.items():
             wish = getattr(self, name)
             if wish is not None and wish != value:
@@ -101,6 +105,8 @@ class BuildPlan:
         """Return the plan as plain values."""
         plan: Json = to_json(self)
         plan["options"]["max_tokens"] = plan.pop("max_tokens")
+        if self.options.bos is None:  # as in plans from before there was a choice
+            del plan["options"]["bos"]
         return plan
 
     @property

@@ -23,17 +23,30 @@ class Framing:
     separator: tuple[int, ...]
 
     @classmethod
-    def of(cls, tokenizer: Any, separator: str) -> "Framing":
-        """Read what `separator` means for a tokenizer: `eos`, `none`, or a text of its own."""
-        bos = _special(tokenizer.bos_token_id)
+    def of(cls, tokenizer: Any, separator: str, bos: bool | None = None) -> "Framing":
+        """Read what `separator` means for a tokenizer: `eos`, `none`, or a text of its own.
+
+        Documents begin with what the tokenizer itself puts before a text, unless `bos` says otherwise.
+        """
+        begin = _begin(tokenizer, bos)
         if separator == "none":
-            return cls(bos, ())
+            return cls(begin, ())
         if separator == "eos":
-            return cls(bos, _special(tokenizer.eos_token_id))
+            return cls(begin, _special(tokenizer.eos_token_id))
         ids = tokenizer(separator, add_special_tokens=False)["input_ids"]
         if not ids:
             raise OptionError(f"`separator={separator!r}` gives no token; expected eos, none or a text")
-        return cls(bos, tuple(ids))
+        return cls(begin, tuple(ids))
+
+
+def _begin(tokenizer: Any, bos: bool | None) -> tuple[int, ...]:
+    if bos is None:
+        plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+        whole = tokenizer("a")["input_ids"]
+        return tuple(whole[: whole.index(plain[0])])
+    if bos and tokenizer.bos_token_id is None:
+        raise OptionError("`bos=True` was asked for, but the tokenizer has no BOS token; leave it out")
+    return _special(tokenizer.bos_token_id) if bos else ()
 
 
 def _special(token: int | None) -> tuple[int, ...]:

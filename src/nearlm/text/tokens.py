@@ -1,6 +1,6 @@
 """Documents to one token stream on disk, in parallel and piece by piece, so that no corpus is too large.
 
-A document begins with the tokenizer's BOS, if it has one, and ends with the separator.
+A document begins with what the tokenizer puts before a text (BOS, or nothing), and ends with the separator.
 """
 
 import contextlib
