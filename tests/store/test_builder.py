@@ -482,11 +482,11 @@ class TestAppend:
             make(text=more, append=True, model=LM(make_llama(seed=3), tokenizer, name="stranger"))
 
     def test_needs_a_finished_store(self, make, more, monkeypatch, tmp_path):
-        with pytest.raises(StoreError, match="no finished store, so nothing can be appended"):
+        with pytest.raises(StoreError, match="not a finished store, so nothing can be appended"):
             make(append=True)
         interrupt(monkeypatch, make, out="half")
         before = everything(tmp_path / "half")
-        with pytest.raises(StoreError, match="no finished store, so nothing can be appended"):
+        with pytest.raises(StoreError, match="not a finished store, so nothing can be appended"):
             make("half", text=more, append=True)
         assert everything(tmp_path / "half") == before
 

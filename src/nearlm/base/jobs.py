@@ -116,11 +116,11 @@ class Job:
         return self.state(step).get("batches")
 
     def forget_plan(self) -> None:
-        """Forget the plan alone: what is left of the folder is nobody's job any more."""
+        """Forget the plan alone: what is left of the folder belongs to no job."""
         files.remove(self._plan)
 
     def discard(self, left: Iterable[Path]) -> None:
-        """Forget the job and what it has left; its folder goes last: without it the rest would be a stranger's."""
+        """Forget the job and what it has left; its folder goes last: without it the rest would be foreign files."""
         self.forget_plan()
         for path in left:
             files.remove(path)

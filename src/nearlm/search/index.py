@@ -83,7 +83,7 @@ class SearchIndex:
         return x if self.transform is None else self.transform.apply(x)
 
     def search(self, queries: Floats, k: int, *, ordered: bool = True) -> Found:
-        """Return squared distances and ids of at most k neighbours a query, padded with id -1, nearest first.
+        """Return squared distances and ids of at most k neighbours per query, padded with id -1, nearest first.
 
         Where the order does not matter, a scan need not spend time on it.
         """
@@ -95,7 +95,7 @@ class SearchIndex:
         return found
 
     def add(self, keys: Floats) -> None:
-        """Add keys; their ids go on from those that are there."""
+        """Add keys; their ids continue those of the keys already there."""
         self.faiss.add(self.transform_keys(keys))
 
 

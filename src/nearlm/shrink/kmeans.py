@@ -132,7 +132,7 @@ def _cluster(work: Derivation, order: Ids, parts: list[Part], seed: int) -> Colu
         yield "centroids", part.first, centroids
 
     done = work.job.batches("kmeans") or 0
-    seconds = sum(costs[done:]) * (ITERATIONS + 1) * store.dim / _products_a_second(store.dim)
+    seconds = sum(costs[done:]) * (ITERATIONS + 1) * store.dim / _products_per_second(store.dim)
     work.reporter.say(
         f"k-means: {sum(part.size for part in parts):,} records of {len(parts):,} tokens into {clusters:,} clusters, "
         f"about {duration(seconds)}"
@@ -178,7 +178,7 @@ def _selection(records: int, order: Ids, parts: list[Part], columns: Columns, re
     return Selection.of_leaders(leaders, {**result, "clusters": len(real)}, centroids)
 
 
-def _products_a_second(dim: int) -> float:
+def _products_per_second(dim: int) -> float:
     """Measure how many multiplications and additions k-means does per second here."""
     x = np.random.default_rng(0).standard_normal((2048, dim), dtype=np.float32)
     faiss.knn(x[:64], x[:64], 1)

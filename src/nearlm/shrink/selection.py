@@ -22,7 +22,7 @@ class Centroids(NamedTuple):
 class Selection:
     """Records that stay (the parent's ids, ascending), and the new id that stands for each of the parent's records.
 
-    `stands` is -1 for a record that is dropped. What the method has to report goes into `result`.
+    `stands` is -1 for a record that is dropped. `result` is what the method reports.
     """
 
     kept: Ids

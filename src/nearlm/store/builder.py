@@ -87,10 +87,10 @@ class _Builder:
 
     def _check_state(self, restart: bool) -> None:
         if self.append and self.old is None:
-            raise StoreError(f"{self.folder} is no finished store, so nothing can be appended; build it first")
+            raise StoreError(f"{self.folder} is not a finished store, so nothing can be appended; build it first")
         if self.old and self.old.parent:
             raise StoreError(
-                f"{self.folder} was made from the store {self.old.parent.name!r}, so no text goes into it; "
+                f"{self.folder} was made from the store {self.old.parent.name!r}, so no text can be appended to it; "
                 "append to that one and make this one again, or choose another `out`"
             )
         if restart and self.old and not self.append:

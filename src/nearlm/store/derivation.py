@@ -22,7 +22,7 @@ Compute = Callable[[slice], Iterable[tuple[str, Array]]]
 
 @dataclass(frozen=True)
 class Made:
-    """What a step made: records a shard, its files, what differs in the manifest, and what there is to report."""
+    """What a step made: records per shard, its files, what differs in the manifest, and what there is to report."""
 
     shards: list[int]
     files: dict[str, FileInfo]
@@ -32,7 +32,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Derivation:
-    """A store in the making: its parent, its place, the job that resumes after a kill, and whom to tell."""
+    """A store in the making: its parent, its place, the job that resumes after a kill, and the reporter."""
 
     parent: Datastore
     layout: Layout

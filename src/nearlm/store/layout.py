@@ -14,7 +14,7 @@ class Layout:
     def __init__(self, folder: Path):
         self.folder = folder
         self.manifest = folder / "manifest.json"
-        self.defaults = folder / "defaults.json"  # what is searched when nothing is said
+        self.defaults = folder / "defaults.json"  # what is used when nothing is named
         self.probe = folder / "probe.npy"  # the model's keys of a fixed sequence
         self.tokenizer = folder / "tokenizer"
         self.transform = folder / "transform.faiss"  # of a reduced store: from the LM's keys to the stored ones
