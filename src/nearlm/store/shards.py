@@ -49,7 +49,7 @@ class ShardWriter:
 
     def count_done(self, job: Job) -> int:
         """Return how many tokens earlier runs have done."""
-        return sum(self._inputs(number) for number in range(job.batches(self._step) or 0))
+        return job.count_done(self._step, self._sizes)
 
     def fill(self, job: Job, clock: Clock) -> dict[str, FileInfo]:
         """Compute the batches that are not there yet and return what the shard's files became."""
@@ -59,9 +59,7 @@ class ShardWriter:
             values.write(self.tokens[position])
         if not origin.sound:
             origin.write(position + self.base)
-        made = job.fill_files(
-            self._step, {"keys": keys}, len(self._batches), self._keys, lambda batch: clock.tick(self._inputs(batch))
-        )
+        made = job.fill_files(self._step, {"keys": keys}, self._sizes, self._keys, clock.tick)
         return made | FileInfo.by_name([values.path, origin.path])
 
     @property
@@ -76,8 +74,9 @@ class ShardWriter:
     def _batches(self) -> list[Ints]:
         return plan_batches(self.windows, int(self.options.batch_tokens or 1))
 
-    def _inputs(self, number: int) -> int:
-        return int(self.windows.inputs[self._batches[number]].sum())
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return [int(self.windows.inputs[batch].sum()) for batch in self._batches]
 
     def _keys(self, number: int) -> Pieces:
         """Compute one batch and yield each window's keys with their place."""
