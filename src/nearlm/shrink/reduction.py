@@ -8,7 +8,8 @@ from typing import Any
 import faiss
 import numpy as np
 
-from nearlm.base import QUIET, Array, Doubles, FileInfo, Floats, OptionError, Reporter, StoreError, files
+from nearlm.base import QUIET, FileInfo, OptionError, Reporter, StoreError, check_at_least, files
+from nearlm.base.arrays import Array, Doubles, Floats
 from nearlm.search import linear_transform, matrix
 from nearlm.store import BLOCK, Datastore, Derivation, Made, Step, derive, is_key_file
 
@@ -25,8 +26,7 @@ class ReduceOptions:
     """Records to train the PCA on."""
 
     def __post_init__(self) -> None:
-        if self.sample < 2:
-            raise OptionError(f"`sample` is {self.sample}, expected at least 2 records to train on")
+        check_at_least(2, sample=self.sample)
 
 
 def reduce_store(

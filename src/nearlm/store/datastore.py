@@ -92,12 +92,12 @@ class Datastore:
     @property
     def indexes(self) -> list[str]:
         """The names of the store's finished indexes."""
-        return self.layout.indexes
+        return self.layout.names("index")
 
     @property
     def gates(self) -> list[str]:
         """The names of the store's finished gates."""
-        return self.layout.gates
+        return self.layout.names("gate")
 
     @property
     def defaults(self) -> SearchSettings:
