@@ -141,10 +141,7 @@ def parent_records(store: Datastore, parent: Datastore) -> Ints:
         raise OptionError(
             f"the records of {store.path} are centroids, which its parent does not hold; use `distances='store'`"
         )
-    ids = np.empty(len(store), np.int64)
-    origin = parent.origin[:]
-    for first, shard in store.origin.parts():
-        ids[first : first + len(shard)] = np.searchsorted(origin, shard)
+    ids: Ints = np.searchsorted(parent.origin[:], store.origin[:])
     return ids
 
 
