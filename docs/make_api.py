@@ -27,8 +27,7 @@ HEAD = """# Python API
 
 Everything here is in `nearlm` itself. A store is given as a folder, as `cache:NAME`, or as an open `Datastore`; a text
 as names of files, folders and corpora, or as a `TextSource` (`TextSource.from_strings` for texts in memory). Functions
-print
-nothing unless they are given a `Reporter()`. An error that a user can cause is a `NearLMError`.
+print nothing unless they are given a `Reporter()`. An error that a user can cause is a `NearLMError`.
 
 This page is generated from the docstrings (`make docs`); the examples are run by the tests.
 """

@@ -88,9 +88,9 @@ def test_the_same_plan_resumes_and_another_begins_anew(tmp_path):
     job.resume({"a": 1})
     job.note("step", {"batches": 3})
     job.resume({"a": 1})
-    assert job.batches("step") == 3
+    assert job.state("step") == {"batches": 3}
     job.resume({"a": 2})
-    assert job.batches("step") is None and job.plan() == {"a": 2}
+    assert job.state("step") == {} and job.plan() == {"a": 2}
     assert job.resumes({"a": 2}) and not job.resumes({"a": 1})
     job.note("step", {"batches": 3})
     job.begin({"a": 2})
@@ -103,6 +103,9 @@ def columns(tmp_path):
     return {name: ArrayFile(tmp_path / f"{name}.npy", np.dtype(kind), shape) for name, (kind, shape) in shapes.items()}
 
 
+SIZES = [4, 4, 2]
+
+
 def batch(number: int):
     rows = np.arange(number * 4, min(number * 4 + 4, 10))
     yield "ids", int(rows[0]), rows
@@ -110,7 +113,7 @@ def batch(number: int):
 
 
 @pytest.mark.parametrize("stop", [0, 1, 2])
-def test_filling_goes_on_where_it_stopped(tmp_path, columns, monkeypatch, stop):
+def test_filling_resumes_where_it_stopped(tmp_path, columns, monkeypatch, stop):
     monkeypatch.setattr(jobs, "CHECKPOINT_SECONDS", 0.0)
     job, done, ticked = Job(tmp_path, "work"), [], []
     job.begin({})
@@ -123,10 +126,10 @@ def test_filling_goes_on_where_it_stopped(tmp_path, columns, monkeypatch, stop):
         return batch(number)
 
     with pytest.raises(Boom):
-        job.fill("step", columns, 3, compute, ticked.append)
-    assert job.batches("step") == stop
-    Job(tmp_path, "work").fill("step", columns, 3, compute, ticked.append)
-    assert done == sorted([0, 1, 2, stop]) and ticked == [0, 1, 2]
+        job.fill("step", columns, SIZES, compute, ticked.append)
+    assert job.state("step") == {"batches": stop} and job.count_done("step", SIZES) == sum(SIZES[:stop])
+    Job(tmp_path, "work").fill("step", columns, SIZES, compute, ticked.append)
+    assert done == sorted([0, 1, 2, stop]) and ticked == SIZES
     np.testing.assert_array_equal(np.load(columns["ids"].path), np.arange(10))
     np.testing.assert_array_equal(np.load(columns["keys"].path), np.repeat(np.arange(10), 3).reshape(10, 3))
 
@@ -136,10 +139,10 @@ def test_files_are_described_and_filled_again_only_if_one_is_gone(tmp_path, colu
     job.begin({})
 
     def fill():
-        return job.fill_files("step", columns, 3, batch, filled.append)
+        return job.fill_files("step", columns, SIZES, batch, filled.append)
 
     found = fill()
     assert found == {file.path.name: FileInfo.of(file.path) for file in columns.values()} == fill()
-    assert filled == [0, 1, 2]
+    assert filled == SIZES
     columns["keys"].path.unlink()
-    assert fill() == found and filled == [0, 1, 2] * 2
+    assert fill() == found and filled == SIZES * 2

@@ -27,7 +27,7 @@ def test_from_a_store_to_a_continuation(nearlm, text_store):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("index", "STORE", "--factory", "nonsense"), "no FAISS factory"),
+        (("index", "STORE", "--factory", "nonsense"), "not a FAISS factory"),
         (("index", "STORE", "--index", "a/b"), "plain name"),
         (("eval", "STORE", "--text", "VALID", "--lam", "2"), "expected 0 to 1"),
         (("eval", "STORE", "--text", "VALID", "--knn-temperature", "-1"), "--knn-temperature"),

@@ -18,7 +18,7 @@ def test_the_papers_index_is_as_facts_define_it():
     assert [paper_code_bytes(d) for d in (576, 1024, 1536, 50)] == [64, 64, 64, 50]
     assert choose_index("paper", 852_105, 576) == IndexSpec("IVF1024,PQ64", 32)
     assert choose_index("flat", 10, 576) == IndexSpec("Flat")
-    with pytest.raises(OptionError, match="no FAISS factory"):
+    with pytest.raises(OptionError, match="not a FAISS factory"):
         choose_index("nonsense", 10, 576)
     with pytest.raises(OptionError, match="nprobe"):
         choose_index("paper", 10, 576, 0)

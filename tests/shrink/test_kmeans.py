@@ -11,7 +11,7 @@ from calls import build_index, prune_store
 from nearlm.base.errors import OptionError
 from nearlm.search.retriever import Retriever
 from nearlm.shrink import kmeans
-from nearlm.shrink.kmeans import ITERATIONS, cluster, cluster_counts, frequent_runs, plan_parts
+from nearlm.shrink.kmeans import ITERATIONS, cluster, frequent_runs, plan_parts
 from synthetic import make_store
 
 
@@ -140,7 +140,9 @@ def test_parts_cover_the_frequent_groups_once(values, top, ratio, largest):
 
 
 def test_a_group_gets_its_share_of_clusters_and_one_at_least():
-    assert cluster_counts(np.array([1, 9, 10, 29, 30, 400]), 20).tolist() == [1, 1, 1, 1, 2, 20]
+    stops = np.cumsum([1, 9, 10, 29, 30, 400])
+    parts = plan_parts(np.stack([stops - [1, 9, 10, 29, 30, 400], stops], axis=1), 20)
+    assert [(part.size, part.clusters) for part in parts] == [(9, 1), (10, 1), (29, 1), (30, 2), (400, 20)]
 
 
 def test_groups_too_large_for_memory_are_cut(store, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Weights of a pruned store in p_kNN."""
+"""Random pruning against numpy's own choice, and the weights of a pruned store in p_kNN."""
 
 import numpy as np
 import pytest
@@ -51,3 +51,18 @@ def test_standing_for_equal_keys_changes_no_probability(tmp_path, options):
         near = Retriever(store).search(queries, 60)
         found.append(log_p_knn(near.distances, near.tokens, targets, 2.0, near.weights))
     np.testing.assert_allclose(found[0], found[1], rtol=1e-3)
+
+
+def test_random_keeps_the_seeded_share(tmp_path):
+    rng = np.random.default_rng(5)
+    keys = rng.normal(0, 1, (230, 5)).astype(np.float16)
+    store = make_store(tmp_path / "store", keys, rng.integers(0, 9, 230), shard=100)
+    made = prune_store(store, "random", tmp_path / "1", keep=0.6, seed=4, quiet=True)
+    expected = np.sort(np.random.default_rng(4).choice(230, 138, replace=False))
+    np.testing.assert_array_equal(made.origin[:] - 1, expected)
+    again = prune_store(store, "random", tmp_path / "2", keep=0.6, seed=4, quiet=True)
+    assert again.manifest.files == made.manifest.files
+    assert prune_store(store, "random", tmp_path / "3", keep=0.6, quiet=True).manifest.files != made.manifest.files
+    assert len(prune_store(store, "random", tmp_path / "4", keep=1e-9, quiet=True)) == 1
+    assert made.next_record(0) == made.record_at(int(made.origin[0]) + 1)
+    assert made.record_at(0) == made.record_at(10**9) == -1

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearlm.shrink.selection import Centroids, Selection, renumber, target
+from nearlm.shrink.selection import Selection, renumber, target
 
 
 @given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1))))
@@ -32,17 +32,6 @@ def test_weights_add_up_over_what_a_record_stands_for():
     found = Selection.of_leaders(np.array([0, 0, 2, 2, 2]), {}).weights(store)
     assert found.tolist() == [3, 12] and found.dtype == np.int32
     assert Selection.of_survivors(np.array([1, 4]), 5, {}).weights(store).tolist() == [2, 5]
-
-
-def test_centroids_are_asked_for_with_the_records_that_stay():
-    asked = []
-
-    def centroids(kept):
-        asked.append(kept.tolist())
-        return Centroids(None, np.zeros(len(kept), int))
-
-    assert Selection.of_leaders(np.array([1, 1, 2]), {}, centroids).centroids is not None and asked == [[1, 2]]
-    assert Selection.of_leaders(np.array([1, 1, 2]), {}).centroids is None
 
 
 @pytest.mark.parametrize(

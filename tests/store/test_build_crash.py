@@ -308,6 +308,6 @@ def test_real_kills_and_an_interrupt_change_no_byte(runner, model_folder, text_f
     run = [sys.executable, "-m", "nearlm", *command("store")]
     last = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
     assert last.returncode == 0, last.stderr
-    assert "going on with the unfinished build" in last.stderr
+    assert "resuming the unfinished build" in last.stderr
     assert tree(tmp_path / "store") == tree(tmp_path / "whole")
     Datastore.open(tmp_path / "store").verify()

@@ -64,7 +64,7 @@ def test_records_are_those_of_the_oracle(options, tmp_path, text_folder, tokeniz
     assert_holds(store, want)
     assert store.keys.dtype == options.get("key_dtype", "float16")
     assert store.keys.shape == (len(want.keys), 32)
-    assert all(len(shard.keys) <= max(options.get("shard_records", 1 << 18), 50) for shard in store.iter_shards())
+    assert all(len(keys) <= max(options.get("shard_records", 1 << 18), 50) for keys in store.keys.shards)
     store.verify()
 
 
@@ -481,11 +481,11 @@ class TestAppend:
             make(text=more, append=True, model=LM(make_llama(seed=3), tokenizer, name="stranger"))
 
     def test_needs_a_finished_store(self, make, more, monkeypatch, tmp_path):
-        with pytest.raises(StoreError, match="no finished store, so nothing can be appended"):
+        with pytest.raises(StoreError, match="not a finished store, so nothing can be appended"):
             make(append=True)
         interrupt(monkeypatch, make, out="half")
         before = everything(tmp_path / "half")
-        with pytest.raises(StoreError, match="no finished store, so nothing can be appended"):
+        with pytest.raises(StoreError, match="not a finished store, so nothing can be appended"):
             make("half", text=more, append=True)
         assert everything(tmp_path / "half") == before
 
@@ -539,10 +539,8 @@ def test_documents_begin_as_the_tokenizer_begins_a_text_and_old_stores_stay_as_t
     (tmp_path / "b.txt").write_text("to any person")
     first = str(tmp_path / "a.txt")
     without = build(lm, first, tmp_path / "without", quiet=True)
-    assert without.manifest.bos == [] and without.tokens[:].tolist() == [
-        *plain("the licence grants rights").input_ids,
-        1,
-    ]
+    assert without.manifest.bos == []
+    assert without.tokens[:].tolist() == [*plain("the licence grants rights")["input_ids"], 1]
     old = build(lm, first, tmp_path / "old", quiet=True, bos=True)  # as all stores were before there was a choice
     assert old.manifest.bos == [0] and old.tokens[0] == 0
     more = build(lm, str(tmp_path / "b.txt"), tmp_path / "old", quiet=True, append=True)

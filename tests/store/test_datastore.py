@@ -72,11 +72,9 @@ def check_reading(store: Datastore) -> None:
         np.testing.assert_array_equal(array[:], whole)
         ids = np.random.default_rng(0).integers(-len(whole), len(whole), (3, 7))
         np.testing.assert_array_equal(array.take(ids), whole[ids])
-        np.testing.assert_array_equal(np.concatenate([getattr(s, name) for s in store.iter_shards()]), whole)
-    assert [shard.first for shard in store.iter_shards()] == [
-        0,
-        *itertools.accumulate(len(shard.keys) for shard in store.iter_shards()),
-    ][:-1]
+        np.testing.assert_array_equal(np.concatenate([shard for _, shard in array.parts()]), whole)
+        lengths = [len(shard) for _, shard in array.parts()]
+        assert [first for first, _ in array.parts()] == [0, *itertools.accumulate(lengths)][:-1]
     np.testing.assert_array_equal(store.weights[:], np.ones(len(store), np.int32))
     np.testing.assert_array_equal(store.tokens.take(store.origin[:]), store.values[:])
     assert (np.diff(store.origin[:]) > 0).all()

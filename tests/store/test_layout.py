@@ -52,13 +52,13 @@ def test_names_that_are_no_plain_names_are_refused(name):
 
 def test_only_what_is_finished_is_listed(tmp_path):
     layout = Layout(tmp_path)
-    assert layout.indexes == layout.gates == [] and not layout.is_store
+    assert layout.names("index") == layout.names("gate") == [] and not layout.is_store
     for place in (layout.index("b"), layout.index("a"), layout.gate("c")):
         place.folder.mkdir(parents=True)
-    assert layout.indexes == layout.gates == []
+    assert layout.names("index") == layout.names("gate") == []
     for place in (layout.index("b"), layout.index("a"), layout.gate("c")):
         place.description.touch()
-    assert (layout.indexes, layout.gates) == (["a", "b"], ["c"])
+    assert (layout.names("index"), layout.names("gate")) == (["a", "b"], ["c"])
 
 
 def test_what_a_build_may_have_written_is_nothing_of_the_users(tmp_path):

@@ -11,7 +11,7 @@ from nearlm.base.errors import (
     StoreError,
     TextError,
     check_at_least,
-    parameter,
+    import_extra,
 )
 from nearlm.base.files import Json, canonical_hash
 from nearlm.base.jobs import Columns, Job, Pieces

@@ -83,7 +83,8 @@ class ShardedArray:
             start, stop, step = item.indices(len(self))
             if step != 1:
                 return self.take(np.arange(start, stop, step))
-            return self._range(start, max(start, stop))
+            cuts = [shard[max(start - first, 0) : max(stop - first, 0)] for first, shard in self.parts()]
+            return np.asarray(np.concatenate(cuts))
         return self.take([item])[0]
 
     def parts(self) -> Iterator[tuple[int, Array]]:
@@ -112,15 +113,6 @@ class ShardedArray:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.asarray(self[:], dtype)
-
-    def _range(self, start: int, stop: int) -> Array:
-        out = np.empty((stop - start, *self.shape[1:]), self.dtype)
-        for first, shard in self.parts():
-            wanted = shard[max(start - first, 0) : max(stop - first, 0)]
-            if len(wanted):
-                at = max(first - start, 0)
-                out[at : at + len(wanted)] = wanted
-        return out
 
 
 def blocks(total: int, size: int) -> Iterator[slice]:

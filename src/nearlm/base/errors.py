@@ -1,12 +1,15 @@
 """What can go wrong: a message says what was found, what was expected and what to do."""
 
+import importlib
+from typing import Any
+
 
 class NearLMError(Exception):
-    """Any error a user can cause and mend; the command line prints it as one line and exits with 2."""
+    """Any error a user can cause and fix; the command line prints it as one line and exits with 2."""
 
 
 class OptionError(NearLMError):
-    """An option's value makes no sense, alone or with the others."""
+    """An option's value is invalid, alone or together with others."""
 
 
 class TextError(NearLMError):
@@ -32,13 +35,16 @@ class MissingExtraError(NearLMError):
         super().__init__(f"{what} needs an optional dependency; install it with: pip install 'nearlm[{extra}]'")
 
 
-def parameter(name: str) -> str:
-    """Write a parameter's name in a message, so that the command line can tell that it is one."""
-    return f"`{name}`"
+def import_extra(module: str, what: str, extra: str) -> Any:
+    """Import an optional dependency; if it is missing, say which extra to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise MissingExtraError(what, extra) from None
 
 
 def check_at_least(least: int, **options: float | None) -> None:
     """Refuse the first of these options that is given and too small."""
     for name, value in options.items():
         if value is not None and value < least:
-            raise OptionError(f"{parameter(name)} is {value}, expected at least {least}")
+            raise OptionError(f"`{name}` is {value}, expected at least {least}")

@@ -48,7 +48,7 @@ def write_json(path: Path, value: Json) -> None:
 
 
 def json_bytes(value: Json) -> bytes:
-    """Return the bytes that `write_json` writes; a file name that is no UTF-8 (lone surrogates) passes through."""
+    """Return the bytes that `write_json` writes; a file name that is not UTF-8 (lone surrogates) passes through."""
     return json.dumps(value, indent=1, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -73,13 +73,13 @@ class Job:
             self.note(step, noted)
         return from_json(kind, noted["result"], self.folder / f"{step}.json")
 
-    def fill(self, step: str, columns: Columns, batches: int, compute: Compute, ticked: Advance) -> None:
+    def fill(self, step: str, columns: Columns, sizes: Sequence[int], compute: Compute, advance: Advance) -> None:
         """Fill arrays from `compute(batch)`, which yields (column, first row, rows), for the batches not done yet.
 
-        The files are reserved at full size first, so that a full disk shows before the work. `ticked` is told the
-        number of each batch when it is written.
+        The files are reserved at full size first, so that a full disk shows before the work. `advance` is told the
+        size of each batch when it is written.
         """
-        done = self.batches(step)
+        done = self.state(step).get("batches")
         if done is None or not all(column.sound for column in columns.values()):
             for column in columns.values():
                 files.allocate(column.path, column.header, column.bytes)
@@ -88,39 +88,39 @@ class Job:
         with contextlib.ExitStack() as stack:
             opened = {name: stack.enter_context(open(column.path, "r+b")) for name, column in columns.items()}
             noted = time.monotonic()
-            for batch in range(done, batches):
+            for batch in range(done, len(sizes)):
                 for name, row, rows in compute(batch):
                     column = columns[name]
                     files.write_at(opened[name], np.ascontiguousarray(rows, column.dtype).data, column.offset(row))
-                ticked(batch)
-                if batch + 1 == batches or time.monotonic() - noted >= CHECKPOINT_SECONDS:
+                advance(sizes[batch])
+                if batch + 1 == len(sizes) or time.monotonic() - noted >= CHECKPOINT_SECONDS:
                     for file in opened.values():
                         files.sync(file)
                     self.note(step, {"batches": batch + 1})
                     noted = time.monotonic()
 
     def fill_files(
-        self, step: str, columns: Columns, batches: int, compute: Compute, ticked: Advance
+        self, step: str, columns: Columns, sizes: Sequence[int], compute: Compute, advance: Advance
     ) -> dict[str, FileInfo]:
         """Fill arrays as `fill` does, unless that has been done, and return what each file became."""
         noted = self.state(step)
         if "files" not in noted or not all(column.sound for column in columns.values()):
-            self.fill(step, columns, batches, compute, ticked)
+            self.fill(step, columns, sizes, compute, advance)
             made = FileInfo.by_name(column.path for column in columns.values())
             noted = {**self.state(step), "files": to_json(made)}
             self.note(step, noted)
         return from_json(dict[str, FileInfo], noted["files"], self.folder)
 
-    def batches(self, step: str) -> int | None:
-        """Return how many batches of arrays have been filled, None if that has not begun."""
-        return self.state(step).get("batches")
+    def count_done(self, step: str, sizes: Sequence[int]) -> int:
+        """Return the size of all batches of arrays that have been filled."""
+        return sum(sizes[: self.state(step).get("batches", 0)])
 
     def forget_plan(self) -> None:
-        """Forget the plan alone: what is left of the folder is nobody's job any more."""
+        """Forget the plan alone: what is left of the folder belongs to no job."""
         files.remove(self._plan)
 
     def discard(self, left: Iterable[Path]) -> None:
-        """Forget the job and what it has left; its folder goes last: without it the rest would be a stranger's."""
+        """Forget the job and what it has left; its folder goes last: without it the rest would be foreign files."""
         self.forget_plan()
         for path in left:
             files.remove(path)

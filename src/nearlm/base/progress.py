@@ -12,7 +12,7 @@ _LINE_SECONDS = 15.0
 
 
 class _Console(Console):
-    """Standard error; a job continues when nobody listens any more."""
+    """Standard error; a job continues after the reading end of a pipe is closed."""
 
     def on_broken_pipe(self) -> None:
         """Say no more."""
@@ -20,7 +20,7 @@ class _Console(Console):
 
 
 class Reporter:
-    """Says things to the user: a live bar on a terminal, a line now and then elsewhere, nothing when quiet."""
+    """Reports to the user: a live bar on a terminal, occasional lines elsewhere, nothing when quiet."""
 
     def __init__(self, quiet: bool = False):
         self.quiet = quiet

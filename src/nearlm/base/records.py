@@ -20,7 +20,7 @@ def to_json(record: Any) -> Any:
 
 
 def from_json(kind: type[Record], value: Any, where: str | Path) -> Record:
-    """Turn plain values into a record; one that lacks something or has it of another type is an error."""
+    """Turn plain values into a record; a missing field or one of another type is an error."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -194,9 +194,8 @@ def _fill(
         _make_room(folder, sum(column.bytes for column in columns.values()), reporter)
         job = Job(folder, "trace")
         job.resume({})
-        ahead = sum(sizes[: job.batches("fill") or 0])
-        with reporter.bar(label, sum(sizes), "tokens", ahead) as advance:
-            job.fill("fill", columns, len(sizes), compute, lambda batch: advance(sizes[batch]))
+        with reporter.bar(label, sum(sizes), "tokens", job.count_done("fill", sizes)) as advance:
+            job.fill("fill", columns, sizes, compute, advance)
         files.write_json(done, {"tokens": sum(sizes)})
         job.close()
 

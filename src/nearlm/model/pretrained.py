@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nearlm.base import MissingExtraError, ModelError, OptionError, cache_dir, files
+from nearlm.base import ModelError, OptionError, cache_dir, files, import_extra
 from nearlm.model.spec import BUILT_IN, ModelSpec
 from nearlm.text import SMOLLM2, extract_member, fetch
 
@@ -168,10 +168,7 @@ def _check_folder(path: Path, name: str) -> None:
 def _quantization(wish: str) -> Any:
     if wish not in _QUANTIZATIONS:
         raise OptionError(f"`quantization` is {wish!r}, expected one of {', '.join(_QUANTIZATIONS)}")
-    try:
-        import bitsandbytes  # noqa: F401
-    except ImportError:
-        raise MissingExtraError(f"`quantization={wish!r}`", "quantized") from None
+    import_extra("bitsandbytes", f"`quantization={wish!r}`", "quantized")
     from transformers import BitsAndBytesConfig
 
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it tells of a cast in every layer of every pass
@@ -180,10 +177,7 @@ def _quantization(wish: str) -> Any:
 
 def _with_adapter(model: nn.Module, adapter: str) -> nn.Module:
     """Put a PEFT adapter into the model's own layers."""
-    try:
-        import peft
-    except ImportError:
-        raise MissingExtraError(f"`adapter={adapter!r}`", "peft") from None
+    peft = import_extra("peft", f"`adapter={adapter!r}`", "peft")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")  # the rest would be random
@@ -233,11 +227,8 @@ def _smollm2() -> Path:
 
 
 def _need_gguf() -> None:
-    try:
-        import accelerate  # noqa: F401
-        import gguf  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("loading a GGUF model", "gguf") from None
+    for module in ("accelerate", "gguf"):
+        import_extra(module, "loading a GGUF model", "gguf")
 
 
 def _reason(error: Exception) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from nearlm.base import QUIET, Int32s, Job, Json, Reporter, canonical_hash, files
-from nearlm.base.errors import MissingExtraError, OptionError, StoreError, TextError
+from nearlm.base.errors import OptionError, StoreError, TextError, import_extra
 from nearlm.model import ModelSpec
 from nearlm.model.lm import longest_window, tokenizer_fingerprint
 from nearlm.model.pretrained import load_pretrained, quiet_transformers
@@ -317,7 +317,4 @@ def check_training(tokens: int | None) -> None:
 
 
 def _need_accelerate() -> None:
-    try:
-        import accelerate  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("training a model", "train") from None
+    import_extra("accelerate", "training a model", "train")

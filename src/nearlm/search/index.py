@@ -1,5 +1,6 @@
 """FAISS indexes over a store's keys: their description on disk, opening them, and searching in them."""
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +84,7 @@ class SearchIndex:
         return x if self.transform is None else self.transform.apply(x)
 
     def search(self, queries: Floats, k: int, *, ordered: bool = True) -> Found:
-        """Return squared distances and ids of at most k neighbours a query, padded with id -1, nearest first.
+        """Return squared distances and ids of at most k neighbours per query, padded with id -1, nearest first.
 
         Where the order does not matter, a scan need not spend time on it.
         """
@@ -95,7 +96,7 @@ class SearchIndex:
         return found
 
     def add(self, keys: Floats) -> None:
-        """Add keys; their ids go on from those that are there."""
+        """Add keys; their ids continue those of the keys already there."""
         self.faiss.add(self.transform_keys(keys))
 
 
@@ -140,26 +141,15 @@ def gpus() -> int:
     return int(getattr(faiss, "get_num_gpus", int)())
 
 
-def on_gpus(index: Any) -> Any:
-    """Move an index to all GPUs if GPU FAISS is installed and has that kind."""
-    if not gpus():
-        return index
-    try:
-        return faiss.index_cpu_to_all_gpus(index)
-    except RuntimeError:
-        return index
-
-
 def read_parts(data: IndexData, spec: IndexSpec) -> SearchIndex:
     """Open an index for searching: arrays are mapped, other lists too where FAISS can; on GPUs if there are any."""
-    transform, index = _read_faiss(data, spec, faiss.IO_FLAG_MMAP_IFC)
-    if not can_scan(index):
-        return SearchIndex(spec, transform, on_gpus(index))
-    lists = Lists.open(data, index)
     if gpus():
-        lists.put_into(index)
-        return SearchIndex(spec, transform, on_gpus(index))
-    return SearchIndex(spec, transform, index, ListScan(index, lists))
+        with contextlib.suppress(RuntimeError):  # GPU FAISS does not have every kind
+            loaded = load_parts(data, spec)
+            return SearchIndex(spec, loaded.transform, faiss.index_cpu_to_all_gpus(loaded.faiss))
+    transform, index = _read_faiss(data, spec, faiss.IO_FLAG_MMAP_IFC)
+    scan = ListScan(index, Lists.open(data, index)) if can_scan(index) else None
+    return SearchIndex(spec, transform, index, scan)
 
 
 def load_parts(data: IndexData, spec: IndexSpec) -> SearchIndex:

@@ -85,7 +85,7 @@ class _Indexer:
         if self.job.resumes(plan) and self.job.state("fill"):
             with contextlib.suppress(RuntimeError, OSError, StoreError):  # a checkpoint that was cut off: begin again
                 index = load_parts(self.place.data(self.job.state("fill")["data"]), spec)
-                self.reporter.say(f"going on with the unfinished index {self.name!r}")
+                self.reporter.say(f"resuming the unfinished index {self.name!r}")
                 return index
         self.job.begin(plan)
         self._remove_data(keep=self.done.data if self.done else "")

@@ -22,7 +22,7 @@ class IndexSpec:
     """What an index is made of: a FAISS factory string, and what keys and queries go through first.
 
     With `pca` that is a reduction to so many dimensions, each multiplied by its variance to the power of
-    `eigen_power`: 0 keeps distances, -0.5 makes all dimensions alike, and in between is best for a kNN-LM.
+    `eigen_power`: 0 keeps distances, -0.5 gives all dimensions the same variance, and in between is best for a kNN-LM.
     """
 
     factory: str
@@ -64,7 +64,7 @@ def _has_lists(factory: str, records: int, dim: int) -> bool:
         return faiss.try_extract_index_ivf(faiss.index_factory(dim, factory)) is not None
     except RuntimeError:
         raise OptionError(
-            f"`factory={factory!r}` is no FAISS factory string for {dim} dimensions; "
+            f"`factory={factory!r}` is not a FAISS factory string for {dim} dimensions; "
             f"expected auto, paper, flat or e.g. IVF{paper_nlist(records)},SQ8"
         ) from None
 

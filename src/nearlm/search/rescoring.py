@@ -1,8 +1,8 @@
 """Exact squared distances of queries to stored keys, read from the memory-mapped shards where they lie.
 
 A key is compared as it is read: half-precision numbers are widened in registers, and nothing is copied. Keys that fit
-in memory are asked for once, in order; of a larger store the pages of each batch are asked for before they are read, so
-that a cold disk works in parallel.
+in memory are read ahead once, in order; of a larger store the pages of each batch are read ahead, so that a cold disk
+works in parallel.
 """
 
 import mmap
@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 from nearlm.base import Array, Floats, Ids, ShardedArray, blocks, files
 
-_READ_QUERIES = 64  # whose pages are asked for together
+_READ_QUERIES = 64  # whose pages are read ahead together
 
 
 class Rescorer:
@@ -39,7 +39,7 @@ class Rescorer:
             for first, shard in self.keys.parts():
                 rows = np.asarray(shard)
                 if rows.dtype == np.float16:
-                    rows = rows.view(np.uint16)  # numba knows no half precision
+                    rows = rows.view(np.uint16)  # numba has no half precision
                 _kernel(queries[part], rows, ids[part], first, out[part])
         return out
 

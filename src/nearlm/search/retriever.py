@@ -29,7 +29,7 @@ class Retriever:
     """Searches one index of a store."""
 
     def __init__(self, store: Datastore, index: str = DEFAULT, *, nprobe: int | None = None, distances: str = "index"):
-        SearchSettings(nprobe=nprobe, distances=distances)  # refuses what makes no sense
+        SearchSettings(nprobe=nprobe, distances=distances)  # refuses invalid values
         self.store = store
         self.name = index
         self.distances = distances

@@ -143,7 +143,7 @@ class ListScan:
         begins += np.concatenate(([0], np.cumsum(ends[:-1, -1])))[:, None]
         pairs = np.argsort(probed, axis=None, kind="stable")
         pairs = pairs[np.searchsorted(probed.reshape(-1)[pairs], 0) :]
-        if not len(pairs):  # queries that are no numbers have no lists
+        if not len(pairs):  # NaN queries probe no list
             return
         grouped = probed.reshape(-1)[pairs]
         groups = np.concatenate(([0], np.flatnonzero(np.diff(grouped)) + 1, [len(grouped)])).astype(np.int64)

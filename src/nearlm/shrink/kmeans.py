@@ -3,7 +3,9 @@
 Other records stay as they are. A centroid's weight is that of its cluster, its origin that of the nearest member.
 """
 
+import math
 import time
+from dataclasses import replace
 from typing import NamedTuple
 
 import faiss
@@ -12,8 +14,8 @@ import numpy as np
 
 from nearlm.base import ArrayFile, Columns, Floats, Ids, Int32s, Ints, OptionError, Pieces, duration
 from nearlm.shrink.options import TAKES, PruneOptions
-from nearlm.shrink.selection import Centroids, Selection, renumber, target
-from nearlm.store import Datastore, Derivation, read_keys
+from nearlm.shrink.selection import Centroids, Selection, target
+from nearlm.store import Datastore, Derivation
 
 ITERATIONS = 10
 LARGEST = 1 << 14  # records that are clustered together; more of one token are cut into parts: time is quadratic
@@ -65,19 +67,17 @@ def frequent_runs(sorted_values: Int32s, top: int) -> Ints:
     return np.stack([starts[frequent], stops[frequent]], axis=1)
 
 
-def cluster_counts(sizes: Ints, ratio: float) -> Ints:
-    """Return how many clusters groups of records get: n / ratio, rounded, but one at least."""
-    return np.maximum(1, np.floor(sizes / ratio + 0.5)).astype(np.int64)
-
-
 def plan_parts(runs: Ints, ratio: float) -> list[Part]:
-    """Cut runs into parts that memory holds; a part with as many clusters as records is left as it is."""
+    """Cut runs into parts that memory holds, each of n / ratio clusters, rounded, but at least one.
+
+    A part with as many clusters as records is left as it is.
+    """
     parts = []
     first = 0
     for start, stop in runs.tolist():
         cuts = np.linspace(start, stop, -(-(stop - start) // LARGEST) + 1).astype(np.int64)
         for begin, end in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
-            clusters = int(cluster_counts(np.array([end - begin]), ratio)[0])
+            clusters = max(1, math.floor((end - begin) / ratio + 0.5))
             if clusters < end - begin:
                 parts.append(Part(begin, end, clusters, first))
                 first += clusters
@@ -123,7 +123,7 @@ def _cluster(work: Derivation, order: Ids, parts: list[Part], seed: int) -> Colu
     def compute(number: int) -> Pieces:
         part = parts[number]
         ids = order[part.start : part.stop]
-        keys = read_keys(store.keys, ids)
+        keys = store.keys.take(ids).astype(np.float32)
         labels, centroids, nearest = cluster(
             keys, part.clusters, np.random.default_rng([seed, number]), None if weights is None else weights[ids]
         )
@@ -131,14 +131,14 @@ def _cluster(work: Derivation, order: Ids, parts: list[Part], seed: int) -> Colu
         yield "nearest", part.first, np.where(nearest < 0, -1, ids[nearest])
         yield "centroids", part.first, centroids
 
-    done = work.job.batches("kmeans") or 0
-    seconds = sum(costs[done:]) * (ITERATIONS + 1) * store.dim / _products_a_second(store.dim)
+    done = work.job.count_done("kmeans", costs)
+    seconds = (sum(costs) - done) * (ITERATIONS + 1) * store.dim / _products_per_second(store.dim)
     work.reporter.say(
         f"k-means: {sum(part.size for part in parts):,} records of {len(parts):,} tokens into {clusters:,} clusters, "
         f"about {duration(seconds)}"
     )
-    with work.reporter.bar("clustering", sum(costs), "distances", sum(costs[:done])) as advance:
-        work.job.fill("kmeans", columns, len(parts), compute, lambda number: advance(costs[number]))
+    with work.reporter.bar("clustering", sum(costs), "distances", done) as advance:
+        work.job.fill("kmeans", columns, costs, compute, advance)
     return columns
 
 
@@ -169,16 +169,13 @@ def _selection(records: int, order: Ids, parts: list[Part], columns: Columns, re
     leaders = np.arange(records)  # the record, of the parent's, in whose place the one that stands for it goes
     for part in parts:
         leaders[order[part.start : part.stop]] = nearest[labels[part.start : part.stop]]
-
-    def centroids(kept: Ids) -> Centroids:
-        rows = np.full(len(kept), -1, np.int64)
-        rows[renumber(kept, records)[nearest[real]]] = real
-        return Centroids(columns["centroids"], rows)
-
-    return Selection.of_leaders(leaders, {**result, "clusters": len(real)}, centroids)
+    selection = Selection.of_leaders(leaders, {**result, "clusters": len(real)})
+    rows = np.full(len(selection.kept), -1, np.int64)
+    rows[selection.stands[nearest[real]]] = real
+    return replace(selection, centroids=Centroids(columns["centroids"], rows))
 
 
-def _products_a_second(dim: int) -> float:
+def _products_per_second(dim: int) -> float:
     """Measure how many multiplications and additions k-means does per second here."""
     x = np.random.default_rng(0).standard_normal((2048, dim), dtype=np.float32)
     faiss.knn(x[:64], x[:64], 1)

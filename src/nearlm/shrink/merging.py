@@ -17,7 +17,7 @@ _AHEAD = 8
 
 
 def select(work: Derivation, options: PruneOptions) -> Selection:
-    """Merge records, by as many neighbours as were asked for or as few as it takes."""
+    """Merge records, by the number of neighbours given, or the smallest that reaches `keep`."""
     store = work.parent
     neighbors = saved_neighbors(store, options.index or DEFAULT, options.neighbors or MOST_NEIGHBORS, work.reporter)
     values = store.values[:]

@@ -46,6 +46,7 @@ class SelfSearch:
         self.place = store.layout.index(name)
         self.index, self.info = open_index(store, name)
         self.starts = range(0, len(store), SEARCH_BLOCK)
+        self.sizes = [min(SEARCH_BLOCK, len(store) - start) for start in self.starts]
         made_from = {"manifest": store.checksum, "index": to_json(self.info.files)}
         self.depends_on: Json = {**made_from, "nprobe": self.index.nprobe}
         self.seconds = len(store) / self.info.queries_per_second  # about, for all, by what was measured with the index
@@ -53,10 +54,6 @@ class SelfSearch:
     def block(self, start: int, k: int) -> Ints:
         """Return the k nearest records of one block of records, [block, k], as the index gives them."""
         return self.index.search(self.store.keys[start : start + SEARCH_BLOCK].astype(np.float32), k)[1]
-
-    def length(self, start: int) -> int:
-        """Return how many records a block has."""
-        return min(SEARCH_BLOCK, len(self.store) - start)
 
 
 def saved_neighbors(store: Datastore, name: str, k: int, reporter: Reporter) -> Int32s:
@@ -85,7 +82,7 @@ def _search(search: SelfSearch, k: int, reporter: Reporter) -> None:
         job.begin(plan)
         files.remove(file.path)  # a merge that still reads it keeps what it has open
     records = len(search.store)
-    done = min(records, (job.batches("fill") or 0) * SEARCH_BLOCK)
+    done = job.count_done("fill", search.sizes)
     reporter.say(
         f"searching for {k} neighbours of every record takes about {duration(search.seconds)} "
         f"and {size(file.bytes)} of disk, kept beside the index"
@@ -93,15 +90,14 @@ def _search(search: SelfSearch, k: int, reporter: Reporter) -> None:
 
     def compute(number: int) -> Pieces:
         start = search.starts[number]
-        found = np.full((search.length(start), k), -1, np.int32)
+        found = np.full((search.sizes[number], k), -1, np.int32)
         ids = search.block(start, k)
         found[:, : ids.shape[1]] = ids
         yield "ids", start, found
 
     began = time.monotonic()
     with reporter.bar("searching", records, "records", done) as advance:
-        blocks = len(search.starts)
-        job.fill("fill", {"ids": file}, blocks, compute, lambda number: advance(search.length(search.starts[number])))
+        job.fill("fill", {"ids": file}, search.sizes, compute, advance)
     speed = (records - done) / max(time.monotonic() - began, 1e-9)
     reporter.say(f"searched {records - done:,} records at {speed:,.0f} records/s")
     write_record(place.neighbors_description, KeptArray(search.depends_on, FileInfo.of(file.path), k))

@@ -1,9 +1,9 @@
-"""What can be asked of pruning: which method, and the options that it takes."""
+"""Options of pruning: the method, and what each method takes."""
 
 from dataclasses import dataclass, fields
 from typing import Any
 
-from nearlm.base import Json, OptionError, check_at_least, parameter
+from nearlm.base import Json, OptionError, check_at_least
 from nearlm.search import PAPER_K
 from nearlm.store import DEFAULT
 
@@ -45,8 +45,8 @@ class PruneOptions:
         takes = TAKES[self.method]
         for name in (field.name for field in fields(self) if getattr(self, field.name) not in (None, False)):
             if name != "method" and name not in takes:
-                known = ", ".join(parameter(each) for each in takes)
-                raise OptionError(f"{parameter(name)} has no effect with `method={self.method!r}`; it takes {known}")
+                known = ", ".join(f"`{each}`" for each in takes)
+                raise OptionError(f"`{name}` has no effect with `method={self.method!r}`; it takes {known}")
         if self.keep is not None and not 0 < self.keep <= 1:
             raise OptionError(f"`keep` is {self.keep}, expected a share of the records: more than 0, at most 1")
         if self.keep is None and self.method in ("random", "rank"):

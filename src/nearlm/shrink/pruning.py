@@ -6,14 +6,23 @@ from pathlib import Path
 import numpy as np
 
 from nearlm.base import QUIET, Array, ArrayFile, FileInfo, Int32s, Json, Reporter
-from nearlm.shrink import kmeans, merging, random, ranking
+from nearlm.shrink import kmeans, merging, ranking
 from nearlm.shrink.neighbors import index_ram, ready_index
 from nearlm.shrink.options import TAKES, PruneOptions
-from nearlm.shrink.selection import Selection
+from nearlm.shrink.selection import Selection, target
 from nearlm.store import BLOCK, DEFAULT, SHARD_RECORDS, Datastore, Derivation, Made, Step, derive, is_record_file
 
+
+def select_random(work: Derivation, options: PruneOptions) -> Selection:
+    """Keep a seeded random share of the records."""
+    records = len(work.parent)
+    rng = np.random.default_rng(options.seed or 0)
+    chosen = rng.choice(records, target(options.keep or 1.0, records), replace=False)
+    return Selection.of_survivors(np.sort(chosen), records, {})
+
+
 SELECT: dict[str, Callable[[Derivation, PruneOptions], Selection]] = {
-    "random": random.select,
+    "random": select_random,
     "kmeans": kmeans.select,
     "merge": merging.select,
     "rank": ranking.select,
@@ -62,20 +71,20 @@ def _write(work: Derivation, selection: Selection) -> Made:
     assign.write(_assign(parent, selection))
     listed[assign.path.name] = FileInfo.of(assign.path)
     shards = [min(SHARD_RECORDS, kept - first) for first in range(0, kept, SHARD_RECORDS)]
-    with work.reporter.bar("writing", kept, "records") as advance:
-        for number, records in enumerate(shards):
-            columns = work.layout.shard(number, records, parent.dim, str(parent.keys.dtype), weighted)
+    columns = [
+        work.layout.shard(number, records, parent.dim, str(parent.keys.dtype), weighted)
+        for number, records in enumerate(shards)
+    ]
 
-            def compute(rows: slice, first: int = number * SHARD_RECORDS) -> Iterator[tuple[str, Array]]:
-                rows = slice(first + rows.start, first + rows.stop)
-                ids = selection.kept[rows]
-                yield "keys", _keys(parent, selection, rows)
-                yield "values", parent.values.take(ids)
-                yield "origin", parent.origin.take(ids)
-                if weighted:
-                    yield "weights", weights[rows]
+    def compute(rows: slice) -> Iterator[tuple[str, Array]]:
+        ids = selection.kept[rows]
+        yield "keys", _keys(parent, selection, rows)
+        yield "values", parent.values.take(ids)
+        yield "origin", parent.origin.take(ids)
+        if weighted:
+            yield "weights", weights[rows]
 
-            listed |= work.fill(number, columns, compute, advance)
+    listed |= work.fill("writing", columns, compute)
     return Made(shards, listed, {"weighted": weighted}, {"kept": round(share, 6), **selection.result})
 
 

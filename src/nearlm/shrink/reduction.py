@@ -8,7 +8,8 @@ from typing import Any
 import faiss
 import numpy as np
 
-from nearlm.base import QUIET, Array, Doubles, FileInfo, Floats, OptionError, Reporter, StoreError, files
+from nearlm.base import QUIET, FileInfo, OptionError, Reporter, StoreError, check_at_least, files
+from nearlm.base.arrays import Array, Doubles, Floats
 from nearlm.search import linear_transform, matrix
 from nearlm.store import BLOCK, Datastore, Derivation, Made, Step, derive, is_key_file
 
@@ -25,8 +26,7 @@ class ReduceOptions:
     """Records to train the PCA on."""
 
     def __post_init__(self) -> None:
-        if self.sample < 2:
-            raise OptionError(f"`sample` is {self.sample}, expected at least 2 records to train on")
+        check_at_least(2, sample=self.sample)
 
 
 def reduce_store(
@@ -105,14 +105,15 @@ def _reduce(work: Derivation, dim: int, sample: int) -> Made:
     files.write_bytes(transform, _serialise(combine(parent.transform, pca)))
     listed[transform.name] = FileInfo.of(transform)
     shards = [len(shard) for shard in parent.keys.shards]
-    with work.reporter.bar("reducing", len(parent), "records") as advance:
-        for number, keys in enumerate(parent.keys.shards):
-            column = work.layout.shard(number, len(keys), dim, str(parent.keys.dtype))["keys"]
+    columns = [
+        {"keys": work.layout.shard(number, records, dim, str(parent.keys.dtype))["keys"]}
+        for number, records in enumerate(shards)
+    ]
 
-            def compute(rows: slice, keys: Array = keys) -> Iterator[tuple[str, Array]]:
-                yield "keys", _fitting(pca.apply(np.ascontiguousarray(keys[rows], np.float32)), keys.dtype)
+    def compute(rows: slice) -> Iterator[tuple[str, Array]]:
+        yield "keys", _fitting(pca.apply(parent.keys[rows].astype(np.float32)), parent.keys.dtype)
 
-            listed |= work.fill(number, {"keys": column}, compute, advance)
+    listed |= work.fill("reducing", columns, compute)
     return Made(shards, listed, {"dim": dim, "query_dim": parent.query_dim}, {"variance_kept": kept})
 
 

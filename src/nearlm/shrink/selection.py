@@ -1,7 +1,6 @@
 """What a pruning method decides: which records stay, and which of them stands for each of the parent's."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ class Centroids(NamedTuple):
 class Selection:
     """Records that stay (the parent's ids, ascending), and the new id that stands for each of the parent's records.
 
-    `stands` is -1 for a record that is dropped. What the method has to report goes into `result`.
+    `stands` is -1 for a record that is dropped. `result` is what the method reports.
     """
 
     kept: Ids
@@ -36,11 +35,10 @@ class Selection:
         return cls(kept, renumber(kept, records), result)
 
     @classmethod
-    def of_leaders(cls, leaders: Ids, result: Json, centroids: Callable[[Ids], Centroids] | None = None) -> "Selection":
+    def of_leaders(cls, leaders: Ids, result: Json) -> "Selection":
         """Keep the records that lead themselves; each of the others is stood for by its leader."""
         kept = np.flatnonzero(leaders == np.arange(len(leaders)))
-        stands = renumber(kept, len(leaders))[leaders]
-        return cls(kept, stands, result, centroids(kept) if centroids else None)
+        return cls(kept, renumber(kept, len(leaders))[leaders], result)
 
     def weights(self, store: Datastore) -> Int32s:
         """Add up the parent's weights over what each record stands for."""

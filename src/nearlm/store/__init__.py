@@ -4,9 +4,8 @@
 """
 
 from nearlm.store.datastore import AnyStore, Context, Datastore
-from nearlm.store.derivation import BLOCK, Derivation, Made, derive, read_keys, result_of
+from nearlm.store.derivation import BLOCK, Derivation, Made, derive, open_parent, parent_records, result_of
 from nearlm.store.layout import GateFiles, IndexData, IndexFiles, Layout, NGramFiles, is_key_file, is_record_file
-from nearlm.store.lineage import open_parent, parent_records
 from nearlm.store.manifest import Manifest, Step
 from nearlm.store.plan import SHARD_RECORDS, BuildOptions, difference
 from nearlm.store.settings import DEFAULT, NO_GATE, SearchSettings, Tuned, read_tuned, write_defaults, write_tuned

@@ -16,7 +16,7 @@ from nearlm.store.layout import Layout
 from nearlm.store.manifest import FORMAT, Manifest, SegmentInfo, ShardInfo, TokenizerInfo
 from nearlm.store.model_files import describe_model, save_model
 from nearlm.store.plan import BuildOptions, BuildPlan, difference
-from nearlm.store.shards import Clock, ShardWriter
+from nearlm.store.shards import ShardWriter, estimate_time
 from nearlm.store.writing import announce_needs, begin_or_resume, finish, writing
 from nearlm.text import (
     Framing,
@@ -87,10 +87,10 @@ class _Builder:
 
     def _check_state(self, restart: bool) -> None:
         if self.append and self.old is None:
-            raise StoreError(f"{self.folder} is no finished store, so nothing can be appended; build it first")
+            raise StoreError(f"{self.folder} is not a finished store, so nothing can be appended; build it first")
         if self.old and self.old.parent:
             raise StoreError(
-                f"{self.folder} was made from the store {self.old.parent.name!r}, so no text goes into it; "
+                f"{self.folder} was made from the store {self.old.parent.name!r}, so no text can be appended to it; "
                 "append to that one and make this one again, or choose another `out`"
             )
         if restart and self.old and not self.append:
@@ -242,24 +242,33 @@ class _Builder:
         total = int(windows.inputs.sum())
         ahead = sum(writer.count_done(self.job) for writer in writers)
         with self.reporter.bar("building", total, "tokens", ahead) as advance:
-            clock = Clock(self.reporter, advance, total - ahead)
-            return [(writer.windows.records, writer.fill(self.job, clock)) for writer in writers]
+            tick = estimate_time(self.reporter, advance, total - ahead)
+            return [(writer.windows.records, writer.fill(self.job, tick)) for writer in writers]
 
     def _finish(self, segment: Segment, stream: TokenStream, shards: Shards) -> Datastore:
-        old = self.old
-        listed = dict(old.files) if old else save_model(self.layout, self.job, self.lm, self.probe)
-        listed |= FileInfo.by_name(segment.files)
-        for _, made in shards:
-            listed |= made
+        manifest = self.old or self._empty_manifest()
         counts = (stream.read, stream.tokens, stream.documents)
         added = SegmentInfo(self.corpus.labels, stream.sha256, *counts, self.plan.identity)
-        segments = [*(old.segments if old else []), added]
-        shard_infos = [*(old.shards if old else []), *(ShardInfo(records) for records, _ in shards)]
+        listed = {**manifest.files, **FileInfo.by_name(segment.files)}
+        for _, made in shards:
+            listed |= made
+        grown = replace(
+            manifest,
+            tokens=manifest.tokens + stream.tokens,
+            documents=manifest.documents + stream.documents,
+            records=manifest.records + sum(records for records, _ in shards),
+            segments=[*manifest.segments, added],
+            shards=[*manifest.shards, *(ShardInfo(records) for records, _ in shards)],
+            files=listed,
+        )
+        return finish(self.folder, grown, self.job, self.reporter)
+
+    def _empty_manifest(self) -> Manifest:
         options = self.plan.options
         assert options.key_dtype and options.window and options.stride and options.separator is not None
-        manifest = Manifest(
+        return Manifest(
             format=FORMAT,
-            model=old.model if old else describe_model(self.lm, self.fingerprint, self.folder),
+            model=describe_model(self.lm, self.fingerprint, self.folder),
             tokenizer=TokenizerInfo(self.tokenizer_fingerprint),
             key_tap=self.lm.tap.path,
             dim=self.lm.dim,
@@ -270,11 +279,10 @@ class _Builder:
             bos=self.plan.bos,
             separator=self.plan.separator,
             separator_option=options.separator,
-            tokens=sum(each.tokens for each in segments),
-            documents=sum(each.documents for each in segments),
-            records=sum(each.records for each in shard_infos),
-            segments=segments,
-            shards=shard_infos,
-            files=listed,
+            tokens=0,
+            documents=0,
+            records=0,
+            segments=[],
+            shards=[],
+            files=save_model(self.layout, self.job, self.lm, self.probe),
         )
-        return finish(self.folder, manifest, self.job, self.reporter)

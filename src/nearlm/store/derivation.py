@@ -1,4 +1,4 @@
-"""A store made from another: what it takes over, how it resumes after a kill, and what its manifest says."""
+"""A store made from another: what it takes over, how it resumes after a kill, and how its parent is found again."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nearlm.base import FileInfo, Json, OptionError, StoreError, files, store_folder, to_json
-from nearlm.base.arrays import Array, Floats, Ids, ShardedArray, blocks
+from nearlm.base.arrays import Array, Ints, blocks
 from nearlm.base.jobs import Columns, Job, Pieces
 from nearlm.base.progress import Advance, Reporter
 from nearlm.store.datastore import Datastore
@@ -22,7 +22,7 @@ Compute = Callable[[slice], Iterable[tuple[str, Array]]]
 
 @dataclass(frozen=True)
 class Made:
-    """What a step made: records a shard, its files, what differs in the manifest, and what there is to report."""
+    """What a step made: records per shard, its files, what differs in the manifest, and what there is to report."""
 
     shards: list[int]
     files: dict[str, FileInfo]
@@ -32,7 +32,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Derivation:
-    """A store in the making: its parent, its place, the job that resumes after a kill, and whom to tell."""
+    """A store in the making: its parent, its place, the job that resumes after a kill, and the reporter."""
 
     parent: Datastore
     layout: Layout
@@ -48,21 +48,29 @@ class Derivation:
             files.link(self.parent.path / name, target)
         return listed
 
-    def fill(self, number: int, columns: Columns, compute: Compute, advance: Advance) -> dict[str, FileInfo]:
-        """Fill the arrays of one shard block by block from `compute(rows)`, and return what they became."""
+    def fill(self, label: str, shards: list[Columns], compute: Compute) -> dict[str, FileInfo]:
+        """Fill the arrays of all shards block by block from `compute(rows)`, and return what they became."""
+        listed: dict[str, FileInfo] = {}
+        lengths = [columns["keys"].shape[0] for columns in shards]
+        with self.reporter.bar(label, sum(lengths), "records") as advance:
+            for number, columns in enumerate(shards):
+                listed |= self._fill_shard(number, sum(lengths[:number]), columns, compute, advance)
+        return listed
+
+    def _fill_shard(
+        self, number: int, first: int, columns: Columns, compute: Compute, advance: Advance
+    ) -> dict[str, FileInfo]:
         step = f"shard-{number:05d}"
-        records = next(iter(columns.values())).shape[0]
-        parts = list(blocks(records, BLOCK))
-        advance(min(records, (self.job.batches(step) or 0) * BLOCK))
+        parts = list(blocks(columns["keys"].shape[0], BLOCK))
+        sizes = [part.stop - part.start for part in parts]
+        advance(self.job.count_done(step, sizes))
 
         def pieces(part: int) -> Pieces:
-            for name, rows in compute(parts[part]):
-                yield name, parts[part].start, rows
+            start = parts[part].start
+            for name, rows in compute(slice(first + start, first + parts[part].stop)):
+                yield name, start, rows
 
-        def tick(part: int) -> None:
-            advance(parts[part].stop - parts[part].start)
-
-        return self.job.fill_files(step, columns, len(parts), pieces, tick)
+        return self.job.fill_files(step, columns, sizes, pieces, advance)
 
     def announce(self, disk: float, ram: float, at_most: bool = False) -> None:
         """Say what the work will need, and refuse it if the disk cannot hold it, unless it may need less."""
@@ -106,19 +114,35 @@ def derive(
         return finish(folder, _manifest(folder, parent, step, made), job, reporter)
 
 
-def read_keys(keys: ShardedArray, ids: Ids) -> Floats:
-    """Return some keys as float32, read block by block so that nothing else is held."""
-    out = np.empty((len(ids), *keys.shape[1:]), np.float32)
-    for rows in blocks(len(ids), BLOCK):
-        out[rows] = keys.take(ids[rows])
-    return out
-
-
 def result_of(store: Datastore) -> Json:
     """Return what the last step of a derived store's making has to report."""
     step = store.manifest.transforms[-1]
     sizes = {"records": len(store), "dim": store.dim, "bytes": store.bytes}
     return {"store": str(store.path), "made_by": str(step), **sizes, **step.result}
+
+
+def open_parent(store: Datastore) -> Datastore:
+    """Open the store that this one was made from, if it is still where it was and as it was."""
+    parent = store.manifest.parent
+    if parent is None:
+        raise OptionError(f"{store.path} was built from text and has no parent; use `distances='store'`")
+    path = (store.path / parent.path).resolve()
+    if not path.exists():
+        raise StoreError(f"the parent of {store.path} is no longer at {path}; put it back or use `distances='store'`")
+    opened = Datastore.open(path)
+    if opened.checksum != parent.checksum:
+        raise StoreError(f"{path} has changed since {store.path} was made from it; make that one again")
+    return opened
+
+
+def parent_records(store: Datastore, parent: Datastore) -> Ints:
+    """Return the id in the parent of every record: the one with the same origin, and, but for PCA, the same key."""
+    if store.manifest.transforms[-1].options.get("method") == "kmeans":
+        raise OptionError(
+            f"the records of {store.path} are centroids, which its parent does not hold; use `distances='store'`"
+        )
+    ids: Ints = np.searchsorted(parent.origin[:], store.origin[:])
+    return ids
 
 
 def _open_finished(layout: Layout, parent: Datastore, step: Step, reporter: Reporter) -> Datastore:

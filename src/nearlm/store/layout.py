@@ -14,7 +14,7 @@ class Layout:
     def __init__(self, folder: Path):
         self.folder = folder
         self.manifest = folder / "manifest.json"
-        self.defaults = folder / "defaults.json"  # what is searched when nothing is said
+        self.defaults = folder / "defaults.json"  # what is used when nothing is named
         self.probe = folder / "probe.npy"  # the model's keys of a fixed sequence
         self.tokenizer = folder / "tokenizer"
         self.transform = folder / "transform.faiss"  # of a reduced store: from the LM's keys to the stored ones
@@ -54,15 +54,9 @@ class Layout:
         """Return the files of a gate."""
         return GateFiles(self.folder / "gate" / _plain("gate", name))
 
-    @property
-    def indexes(self) -> list[str]:
-        """The names of the finished indexes."""
-        return sorted(path.parent.name for path in self.folder.glob("index/*/index.json"))
-
-    @property
-    def gates(self) -> list[str]:
-        """The names of the finished gates."""
-        return sorted(path.parent.name for path in self.folder.glob("gate/*/gate.json"))
+    def names(self, kind: str) -> list[str]:
+        """Return the names of the finished ones of a kind: `index` or `gate`."""
+        return sorted(path.parent.name for path in self.folder.glob(f"{kind}/*/{kind}.json"))
 
     def of_a_build(self) -> list[Path]:
         """List all that a build or append may have written, finished or not."""
@@ -86,7 +80,6 @@ class IndexFiles:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.name = folder.name
         self.description = folder / "index.json"
         self.settings = folder / "settings.json"  # what was tuned
         self.neighbors = folder / "neighbors.npy"  # of every record, kept by merging

@@ -11,7 +11,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class SegmentInfo:
-    """One build's or append's text: its names, the checksum of each, and a hash of all that was asked for."""
+    """One build's or append's text: its names, the checksum of each, and a hash of all that was requested."""
 
     texts: list[str]
     sha256: list[str]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nearlm.base import Json, OptionError, canonical_hash, check_at_least, parameter, to_json
+from nearlm.base import Json, OptionError, canonical_hash, check_at_least, to_json
 from nearlm.store.manifest import Manifest
 from nearlm.text import check_window
 
@@ -77,7 +77,7 @@ class BuildOptions:
         for name, value in stored.items():
             wish = getattr(self, name)
             if wish is not None and wish != value:
-                raise OptionError(f"{parameter(name)} is {wish}, but the store was built with {value}; leave it out")
+                raise OptionError(f"`{name}` is {wish}, but the store was built with {value}; leave it out")
         return replace(self, **stored)
 
 
@@ -111,12 +111,12 @@ class BuildPlan:
 
     @property
     def identity(self) -> str:
-        """A hash of what was asked for, whatever machine carries it out."""
+        """A hash of what was requested, whatever the machine."""
         return canonical_hash({name: value for name, value in self.to_json().items() if name not in _MACHINE})
 
 
 def difference(old: Any, new: Any) -> tuple[Any, Any]:
-    """Narrow two unequal values down to the first entries that differ."""
+    """Narrow two unequal values down to their first differing entries."""
     if isinstance(old, dict) and isinstance(new, dict):
         for name in new:
             if old.get(name) != new[name]:

@@ -53,7 +53,7 @@ class SearchSettings:
         return {name: value for name, value in values.items() if value is not None}
 
     def over(self, others: "SearchSettings | None") -> Self:
-        """Return these settings, with those of others where these say nothing."""
+        """Return these settings, with those of others where these are None."""
         known = others.values if others is not None else {}
         return replace(self, **{name: value for name, value in known.items() if getattr(self, name) is None})
 

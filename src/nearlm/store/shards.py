@@ -1,5 +1,6 @@
 """One shard of a build: its files reserved at once, its keys computed and written batch by batch."""
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,24 +16,19 @@ from nearlm.text import Windows, fill_batch, plan_batches
 _ESTIMATE_BATCHES = 3
 
 
-class Clock:
-    """Counts tokens, and says once how long the rest will take."""
+def estimate_time(reporter: Reporter, advance: Advance, total: int) -> Advance:
+    """Return a function that advances by a batch's tokens, and says once how long the rest will take."""
+    rate = Rate()
+    batches = itertools.count(1)
 
-    def __init__(self, reporter: Reporter, advance: Advance, total: int):
-        self._reporter = reporter
-        self._advance = advance
-        self._total = total
-        self._rate = Rate()
-        self._batches = 0
+    def tick(tokens: int) -> None:
+        speed = rate(tokens)
+        advance(tokens)
+        if next(batches) == _ESTIMATE_BATCHES:
+            left = duration((total - rate.count) / speed)
+            reporter.say(f"about {left} to go ({speed:,.0f} tokens/s in the first {_ESTIMATE_BATCHES} batches)")
 
-    def tick(self, tokens: int) -> None:
-        """Count one batch."""
-        speed = self._rate(tokens)
-        self._advance(tokens)
-        self._batches += 1
-        if self._batches == _ESTIMATE_BATCHES:
-            left = duration((self._total - self._rate.count) / speed)
-            self._reporter.say(f"about {left} to go ({speed:,.0f} tokens/s in the first {self._batches} batches)")
+    return tick
 
 
 @dataclass(frozen=True)
@@ -49,9 +45,9 @@ class ShardWriter:
 
     def count_done(self, job: Job) -> int:
         """Return how many tokens earlier runs have done."""
-        return sum(self._inputs(number) for number in range(job.batches(self._step) or 0))
+        return job.count_done(self._step, self._sizes)
 
-    def fill(self, job: Job, clock: Clock) -> dict[str, FileInfo]:
+    def fill(self, job: Job, advance: Advance) -> dict[str, FileInfo]:
         """Compute the batches that are not there yet and return what the shard's files became."""
         position = self.windows.target_positions
         keys, values, origin = self._files.values()
@@ -59,9 +55,7 @@ class ShardWriter:
             values.write(self.tokens[position])
         if not origin.sound:
             origin.write(position + self.base)
-        made = job.fill_files(
-            self._step, {"keys": keys}, len(self._batches), self._keys, lambda batch: clock.tick(self._inputs(batch))
-        )
+        made = job.fill_files(self._step, {"keys": keys}, self._sizes, self._keys, advance)
         return made | FileInfo.by_name([values.path, origin.path])
 
     @property
@@ -76,8 +70,9 @@ class ShardWriter:
     def _batches(self) -> list[Ints]:
         return plan_batches(self.windows, int(self.options.batch_tokens or 1))
 
-    def _inputs(self, number: int) -> int:
-        return int(self.windows.inputs[self._batches[number]].sum())
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return [int(self.windows.inputs[batch].sum()) for batch in self._batches]
 
     def _keys(self, number: int) -> Pieces:
         """Compute one batch and yield each window's keys with their place."""

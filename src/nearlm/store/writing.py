@@ -16,7 +16,7 @@ from nearlm.store.manifest import Manifest, write_manifest
 
 @contextlib.contextmanager
 def writing(folder: Path, job: Job) -> Iterator[None]:
-    """Lock a folder that is, or may become, a store by way of `job`; say in one line what the disk refuses."""
+    """Lock a folder that is, or may become, a store by way of `job`; turn a disk error into one line."""
     try:
         refuse_foreign(folder, job)
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def begin_or_resume(
             f"the unfinished {what} in {folder} was begun with {changed}; "
             "repeat the first command, or throw it away with `restart=True`"
         )
-    reporter.say(f"going on with the unfinished {what} in {folder}")
+    reporter.say(f"resuming the unfinished {what} in {folder}")
 
 
 def finish(folder: Path, manifest: Manifest, job: Job, reporter: Reporter) -> Datastore:
@@ -74,7 +74,7 @@ def finish(folder: Path, manifest: Manifest, job: Job, reporter: Reporter) -> Da
 def announce_needs(
     made: Iterable[Path], disk: float, ram: float, reporter: Reporter, folder: Path, remedy: str, at_most: bool = False
 ) -> None:
-    """Say what the work will need, and refuse it if the disk cannot hold it, unless it may need less.
+    """Report what the work will need, and refuse it if the disk cannot hold it, unless it may need less.
 
     `made` are files that are there already and count towards what is needed.
     """

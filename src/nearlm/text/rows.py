@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from nearlm.base import MissingExtraError, TextError
+from nearlm.base import TextError, import_extra
 from nearlm.text.pieces import UNDECODABLE, Note, replacements
 
 SUFFIXES = frozenset((".json", ".jsonl", ".ndjson", ".parquet"))
@@ -43,19 +43,12 @@ def row_texts(rows: Iterable[Any], name: str, field: str, note: Note) -> Iterato
 
 def import_parquet() -> Any:
     """Return the library that reads Parquet, if it is installed."""
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise MissingExtraError("reading Parquet", "parquet") from None
-    return parquet
+    return import_extra("pyarrow.parquet", "reading Parquet", "parquet")
 
 
 def open_dataset(text: str, field: str) -> Any:
     """Open `hf:NAME[/CONFIG][:SPLIT]`; NAME may itself be `owner/name` or a local folder."""
-    try:
-        import datasets
-    except ImportError:
-        raise MissingExtraError(f"reading {text}", "datasets") from None
+    datasets = import_extra("datasets", f"reading {text}", "datasets")
     name, _, split = text.removeprefix("hf:").partition(":")
     if not name:
         raise TextError(f"{text!r} names no dataset; expected hf:NAME[/CONFIG][:SPLIT]")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from nearlm.base import MissingExtraError, StoreError, duration, files
+from nearlm.base import StoreError, duration, files, import_extra
 from nearlm.paper.report import figures, formatting
 from nearlm.paper.report.plotting import inline, save
 from nearlm.paper.results import ALL, FINETUNED, LEARNED, NLM, RANDOM, VANILLA, Parts, Results
@@ -93,18 +93,14 @@ def _data(folder: Path, part: str, beside: Path) -> dict[str, str]:
 
 def _environment() -> Any:
     """Return what makes the page of its templates: every text is escaped, and nothing unknown passes in silence."""
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ImportError:
-        raise MissingExtraError("a page", "report") from None
-
-    environment = Environment(
-        loader=PackageLoader("nearlm.paper.report"),
+    jinja2 = import_extra("jinja2", "a page", "report")
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("nearlm.paper.report"),
         autoescape=True,
         finalize=_show,
         trim_blocks=True,
         lstrip_blocks=True,
-        undefined=StrictUndefined,
+        undefined=jinja2.StrictUndefined,
     )
     environment.filters.update({write.__name__: write for write in _FILTERS})
     environment.globals.update(_NAMES, style=_STYLE.read_text("utf-8"))

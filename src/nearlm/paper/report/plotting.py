@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Concatenate, TypeVar
 
-from nearlm.base import MissingExtraError, OptionError, files
+from nearlm.base import OptionError, files, import_extra
 
 # Okabe and Ito's palette: told apart with any kind of colour vision; line styles and markers differ too.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -153,7 +153,4 @@ def _style() -> Iterator[None]:
 
 
 def _check_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("a figure", "report") from None
+    import_extra("matplotlib", "a figure", "report")
