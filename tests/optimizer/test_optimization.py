@@ -7,13 +7,14 @@ import pytest
 from pointing import how
 
 from calls import evaluate, load_knnlm
-from nearlm.base import from_json, jobs, to_json
+from nearlm.base import Reporter, from_json, jobs, to_json
 from nearlm.base.errors import OptionError, StoreError
 from nearlm.mixing.gate import Gate
 from nearlm.optimizer import bench
 from nearlm.optimizer import optimization as optimizing
 from nearlm.optimizer.optimization import optimize
 from nearlm.optimizer.points import Choice
+from nearlm.search import build_index
 from nearlm.store import Datastore
 
 pytestmark = pytest.mark.usefixtures("quick_timing")
@@ -46,6 +47,22 @@ def test_the_store_is_ready_and_within_the_budget(store, lm, texts, tmp_path, sm
     assert again == choice == from_json(Choice, json.loads(json.dumps(to_json(choice))), "")
     with pytest.raises(StoreError, match="another store, text or budget"):
         optimize(lm, store, valid, out, budget=0.4)
+
+
+def test_an_index_like_the_papers_shortens_the_forecast_whatever_its_name(store, tmp_path, monkeypatch, capsys):
+    shutil.copytree(store.path, tmp_path / "store", ignore=shutil.ignore_patterns("index"))
+    copied = Datastore.open(tmp_path / "store")
+    monkeypatch.setattr(optimizing, "_PAPER_SECONDS", 100.0)
+
+    def forecast():
+        optimizing._announce(copied, 1000, Reporter())
+        return capsys.readouterr().err
+
+    without = forecast()
+    build_index(copied, "flat", name="paper")
+    assert forecast() == without
+    build_index(copied, "paper", name="mine")
+    assert forecast() != without
 
 
 def test_a_killed_run_goes_on(store, lm, texts, tmp_path, small, monkeypatch):
