@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from nearlm.base import Json, files, from_json, size, to_json
+from nearlm.base import Json, StoreError, files, from_json, size, to_json
 from nearlm.knnlm import Explanation
 from nearlm.optimizer import Choice, Setup
 
@@ -52,7 +52,10 @@ class MainTable:
 
     def row(self, name: str) -> Row:
         """Return the row of a name."""
-        return next(row for row in self.rows if row.name == name)
+        rows = {row.name: row for row in self.rows}
+        if name not in rows:
+            raise StoreError(f"the table has no row {name!r}, only {', '.join(map(repr, rows))}; measure it again")
+        return rows[name]
 
     def speedup(self, row: Row, than: str = VANILLA) -> float:
         """Return a row's speed against that of another."""
