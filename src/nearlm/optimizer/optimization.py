@@ -17,7 +17,7 @@ from nearlm.base import QUIET, Job, Json, OptionError, Reporter, StoreError, dur
 from nearlm.base.records import from_json, read_record, to_json, write_record
 from nearlm.mixing import Gate, perplexity, room_for_traces, trace_lm, traced_text
 from nearlm.model.lm import LM
-from nearlm.optimizer.bench import SMALL, known_index
+from nearlm.optimizer.bench import SMALL, find_index
 from nearlm.optimizer.points import Choice, Goal, Point, Shape, cheapest, estimates, explain, is_preferred, unbeaten
 from nearlm.optimizer.trials import FINAL, Trials
 from nearlm.search import PAPER, PAPER_K
@@ -120,7 +120,7 @@ def _announce(store: Datastore, tokens: int, reporter: Reporter) -> None:
     searches = 1 + len(NPROBES) + shapes + 2
     traces = min(room_for_traces(), searches * tokens * min(PAPER_K, len(store)) * _TRACE_BYTES)
     stores = store.bytes * (sum(shape.keep for shape in _shapes(store) if shape.keep < 1) + 2 * _WITH_INDEX)
-    paper = 0 if known_index(store, PAPER) else _PAPER_SECONDS
+    paper = 0 if find_index(store, PAPER) else _PAPER_SECONDS
     seconds = len(store) * (shapes * _SHAPE_SECONDS + _PRUNE_SECONDS + paper) * 2 / max(1, os.cpu_count() or 1)
     reporter.say(
         f"measuring the vanilla kNN-LM and about {shapes + 1} smaller stores on {tokens:,} tokens: about "
