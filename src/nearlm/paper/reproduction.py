@@ -5,6 +5,7 @@ What has been measured stands in the folder as plain files; a run resumes with w
 
 import os
 import platform
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -12,6 +13,8 @@ from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from nearlm.base import Reporter, StoreError, TextError, cache_dir, canonical_hash, files, store_folder
 from nearlm.base.records import from_json, to_json
@@ -34,6 +37,7 @@ BUDGET = 0.1
 DEMO_PARTS = ("choice", "main", "continuation")
 ALL_PARTS = ("choice", "main", "baseline", "adaptive", "pruning", "pca", "k", "continuation")
 _NEW_TOKENS = 48
+_PROMPT_TOKENS = 20
 _PENALTY = 1.1  # without one a small LM soon repeats itself
 _VERSIONS = ("nearlm", "torch", "transformers", "faiss-cpu", "numba")
 
@@ -216,13 +220,20 @@ class Reproduction:
 
     def _continuation(self) -> Measured:
         knnlm = KNNLM.load(self.best, self.lm)
-        prompt = self.setting.prompt
+        prompt = self.setting.prompt or self._opening()
         options: dict[str, Any] = {"max_new_tokens": _NEW_TOKENS, "do_sample": False, "repetition_penalty": _PENALTY}
         without = KNNLM.load(self.best, self.lm, knn=False).generate(prompt, **options)
         start, new = knnlm.generate_ids([prompt], **options)[0]
         tokens = list(knnlm.explain([*start, *new], first=len(start)))
         written = self.lm.tokenizer.decode(new, skip_special_tokens=True)
         return Continuation(prompt, without, written, tokens), []
+
+    def _opening(self) -> str:
+        """Return how the longest document of the test text begins, up to the end of a word."""
+        text = self.memories.test.traced.text
+        start = text.bounds[np.argmax(np.diff(text.bounds))]
+        opening = self.lm.tokenizer.decode(text.tokens[start : start + _PROMPT_TOKENS], skip_special_tokens=True)
+        return re.sub(r"\s+\S*$", "", opening.strip().rstrip("\ufffd"))
 
 
 def _with_rows(table: MainTable) -> Measured:
