@@ -162,6 +162,14 @@ def test_without_the_papers_numbers_or_variants_the_page_has_none(tmp_path, sket
     assert drawn == {"intro", "adaptive", "adaptive-speed", "masks"}
 
 
+def test_a_speed_within_the_noise_is_not_given_exactly(tmp_path, sketched):
+    main = measured.main_table()
+    rows = [replace(row, tokens_per_second=326.0) if row.name == "+ All" else row for row in main.rows]
+    found = replace(main, rows=rows, rounds={**main.rounds, "+ All": [318.0, 326.0, 331.0]})
+    said = Page(write(tmp_path, Parts(main=found))[1]).said()
+    assert said.count("≈\xa0100\xa0%") == 2 and "101" not in said  # in the table and above it
+
+
 def test_a_continuation_without_tokens_is_shown_as_text(tmp_path):
     page = Page(write(tmp_path, Parts(continuation=replace(measured.continuation(), tokens=[])))[1])
     assert "with ``object.__new__(cls)``" in page.said() and "Token by token" not in page.said()
