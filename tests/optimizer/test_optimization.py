@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("quick_timing")
 def test_the_store_is_ready_and_within_the_budget(store, lm, texts, tmp_path, small):
     valid, out = str(texts / "valid"), tmp_path / "fast"
     choice = optimize(lm, store, valid, out, budget=0.5)
-    chosen, made = choice.chosen, Datastore.open(out)
+    chosen, made = choice.winner, Datastore.open(out)
     assert (chosen.setup.records, chosen.setup.dim) == (len(made), made.dim)
     assert not out.with_name("fast.optimize").exists()
     plain = [one for one in choice.points if not one.gate]
@@ -81,7 +81,7 @@ def test_a_killed_run_goes_on(store, lm, texts, tmp_path, small, monkeypatch):
     calls.clear()
     monkeypatch.setattr(optimizing.Gate, "train", training)
     choice = optimize(lm, store, valid, out, budget=0.5)
-    assert not calls and len(Datastore.open(out)) == choice.chosen.setup.records
+    assert not calls and len(Datastore.open(out)) == choice.winner.setup.records
     work = out.with_name("fast.optimize")
     work.mkdir()  # killed when all but this was done
     assert optimize(lm, store, valid, out, budget=0.5) == choice and not work.exists()
@@ -101,7 +101,7 @@ def test_a_run_for_something_else_begins_anew(store, lm, texts, tmp_path, small,
     assert out.exists() and list(work.glob("keep-*"))
     (work / "keep-0.7" / "manifest.json").unlink()  # would be refused if it were still there
     choice = optimize(lm, store, valid, out, budget=0.6)
-    assert choice.budget == 0.6 and not work.exists() and len(Datastore.open(out)) == choice.chosen.setup.records
+    assert choice.budget == 0.6 and not work.exists() and len(Datastore.open(out)) == choice.winner.setup.records
 
 
 def test_a_refused_store_is_out_of_the_way_at_once(store, lm, texts, tmp_path, small, monkeypatch):
@@ -123,7 +123,7 @@ def test_a_refused_store_is_out_of_the_way_at_once(store, lm, texts, tmp_path, s
             optimize(lm, store, valid, out, budget=0.5)
     assert not out.exists()
     choice = optimize(lm, store, valid, out, budget=0.5)
-    assert Datastore.open(out).path == out and not choice.chosen.gate and sum(p.gate for p in choice.points) == 2
+    assert Datastore.open(out).path == out and not choice.winner.gate and sum(p.gate for p in choice.points) == 2
 
 
 def test_bad_input(store, lm, texts, tmp_path):

@@ -57,7 +57,7 @@ def setting(model_folder, tmp_path_factory):
 def small(monkeypatch, quick_paper_index):
     monkeypatch.setattr(optimizing, "SMALL_DIMS", (8,))
     monkeypatch.setattr(optimizing, "SMALL_KEEPS", (0.7,))
-    monkeypatch.setattr(trials, "KS", (1024, 64))
+    monkeypatch.setattr(trials, "NEIGHBORS_TRIED", (1024, 64))
     monkeypatch.setattr(reproducing, "_NEW_TOKENS", 5)
 
 

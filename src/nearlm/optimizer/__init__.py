@@ -2,4 +2,4 @@
 
 from nearlm.optimizer.bench import Bench, find_index, own_name, searches_per_second
 from nearlm.optimizer.optimization import optimize
-from nearlm.optimizer.points import Choice, Setup, unbeaten
+from nearlm.optimizer.points import Choice, Setup, mark_front

@@ -131,7 +131,7 @@ class Choice:
     paragraph: str
 
     @property
-    def chosen(self) -> Point:
+    def winner(self) -> Point:
         """The memory that was chosen."""
         return next(point for point in self.points if point.chosen)
 
@@ -184,7 +184,7 @@ def is_preferred(gated: Point, plain: Point, target: float) -> bool:
     return gated.sure and (plain.perplexity + plain.margin > target or gated.microseconds < plain.microseconds)
 
 
-def unbeaten(points: Sequence[tuple[float, float]]) -> list[bool]:
+def mark_front(points: Sequence[tuple[float, float]]) -> list[bool]:
     """Tell of points (perplexity, time) which no other beats in one and equals in the other."""
     return [not any(other[0] <= one[0] and other[1] <= one[1] and other != one for other in points) for one in points]
 

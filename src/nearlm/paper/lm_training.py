@@ -21,7 +21,7 @@ from nearlm.base.errors import MissingExtraError, OptionError, StoreError, TextE
 from nearlm.model import ModelSpec
 from nearlm.model.lm import longest_window, tokenizer_fingerprint
 from nearlm.model.pretrained import load_pretrained, quiet_transformers
-from nearlm.paper.lm_fitting import Examples, Schedule, fit, sound_checkpoint
+from nearlm.paper.lm_fitting import Schedule, TrainingWindows, fit, sound_checkpoint
 from nearlm.store import difference
 from nearlm.text import (
     Corpus,
@@ -203,7 +203,7 @@ class _Task:
         """Train on the text and put the finished folder in its place."""
         tokens, text = self._read(tokenizer)
         windows = plan_windows(np.array([0, len(tokens)]), self.schedule.window - 1, self.schedule.window - 1)
-        examples = Examples(tokens, windows, self.schedule)
+        examples = TrainingWindows(tokens, windows, self.schedule)
         cached = model.config.use_cache
         losses = fit(model, examples, self.schedule, self.job.folder, self.reporter)
         model.config.use_cache = cached  # the trainer turns it off

@@ -14,7 +14,7 @@ from pathlib import Path
 from nearlm.base import QUIET, Job, OptionError, Reporter, canonical_hash, files, to_json
 from nearlm.mixing import LMTrace, best_settings, perplexity, trace_text
 from nearlm.model.lm import LM
-from nearlm.optimizer import Bench, Setup, own_name, unbeaten
+from nearlm.optimizer import Bench, Setup, mark_front, own_name
 from nearlm.paper.results import Sweep, SweepPoint
 from nearlm.search import AUTO, Retriever, choose_index
 from nearlm.shrink import TAKES, PruneOptions
@@ -119,7 +119,7 @@ def sweep(
 
 def pareto_front(points: Sequence[SweepPoint]) -> list[SweepPoint]:
     """Mark the points that no other beats in speed and perplexity alike."""
-    best = unbeaten([(point.perplexity, -point.searches_per_second) for point in points])
+    best = mark_front([(point.perplexity, -point.searches_per_second) for point in points])
     return [replace(point, pareto=mark) for point, mark in zip(points, best, strict=True)]
 
 

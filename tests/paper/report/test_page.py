@@ -255,4 +255,4 @@ def test_text_is_readable_in_both_modes(whole):
         for text in ("--ink", "--muted", "--link"):
             assert all(contrast(mode[text], mode[behind]) >= 4.5 for behind in ("--page", "--card", "--best"))
         assert all(contrast(mode[f"--figure-{number}"], mode["--figure-paper"]) >= 2 for number in range(6))
-    assert contrast(plotting.INK, plotting.PAPER) > 7 and contrast(plotting.MUTED, plotting.PAPER) > 4.5
+    assert contrast(plotting.INK, plotting.WHITE) > 7 and contrast(plotting.MUTED, plotting.WHITE) > 4.5

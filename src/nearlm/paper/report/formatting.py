@@ -12,14 +12,14 @@ NOTHING = "–"
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 
 
-def printable(value: str) -> str:
+def displayable(value: str) -> str:
     """Return a text without what no page and no figure can show; U+FFFD stands in its place."""
     return _UNPRINTABLE.sub("\ufffd", value.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def visible(value: str) -> str:
     """Return a token with its line breaks and tabs made visible."""
-    return printable(value).replace("\n", "⏎").replace("\t", "⇥") or "∅"
+    return displayable(value).replace("\n", "⏎").replace("\t", "⇥") or "∅"
 
 
 def paragraphs(value: str) -> list[str]:
@@ -38,14 +38,14 @@ def _optional(write: Callable[[float], str]) -> Callable[[float | None], str]:
     """Let a function write a dash for what was not measured."""
 
     @functools.wraps(write)
-    def written(value: float | None) -> str:
+    def write_or_dash(value: float | None) -> str:
         return write(value) if value is not None and math.isfinite(value) else NOTHING
 
-    return written
+    return write_or_dash
 
 
 @_optional
-def perplexity(value: float) -> str:
+def ppl(value: float) -> str:
     """Write a perplexity."""
     return f"{value:,.2f}" if value < 100 else f"{value:,.1f}"
 

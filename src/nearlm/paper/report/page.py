@@ -23,15 +23,15 @@ FIGURES: dict[str, dict[str, Callable[[Any], Any]]] = {
         "features": figures.features,
     },
     "pruning": {"pruning": figures.pruning, "pruning-speed": figures.pruning_speed},
-    "pca": {"pca": figures.sweep, "pca-speed": figures.sweep_speed},
-    "k": {"k": figures.sweep, "k-speed": figures.sweep_speed},
+    "pca": {"pca": figures.sweep_perplexity, "pca-speed": figures.sweep_speed},
+    "k": {"k": figures.sweep_perplexity, "k-speed": figures.sweep_speed},
 }
 _FILTERS = (
-    formatting.printable,
+    formatting.displayable,
     formatting.visible,
     formatting.paragraphs,
     formatting.memory_share,
-    formatting.perplexity,
+    formatting.ppl,
     formatting.speed,
     formatting.times,
     formatting.share,
@@ -113,4 +113,4 @@ def _environment() -> Any:
 
 def _show(value: Any) -> Any:
     """Return what a template writes; a text that is HTML already stays so."""
-    return type(value)(formatting.printable(value)) if isinstance(value, str) else value
+    return type(value)(formatting.displayable(value)) if isinstance(value, str) else value
