@@ -64,7 +64,7 @@ def test_records_are_those_of_the_oracle(options, tmp_path, text_folder, tokeniz
     assert_holds(store, want)
     assert store.keys.dtype == options.get("key_dtype", "float16")
     assert store.keys.shape == (len(want.keys), 32)
-    assert all(len(shard.keys) <= max(options.get("shard_records", 1 << 18), 50) for shard in store.iter_shards())
+    assert all(len(shard) <= max(options.get("shard_records", 1 << 18), 50) for shard in store.keys.shards)
     store.verify()
 
 

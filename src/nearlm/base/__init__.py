@@ -11,6 +11,7 @@ from nearlm.base.errors import (
     StoreError,
     TextError,
     check_at_least,
+    import_extra,
     parameter,
 )
 from nearlm.base.files import Json, canonical_hash

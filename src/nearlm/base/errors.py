@@ -1,5 +1,8 @@
 """What can go wrong: a message says what was found, what was expected and what to do."""
 
+import importlib
+from typing import Any
+
 
 class NearLMError(Exception):
     """Any error a user can cause and mend; the command line prints it as one line and exits with 2."""
@@ -30,6 +33,14 @@ class MissingExtraError(NearLMError):
 
     def __init__(self, what: str, extra: str):
         super().__init__(f"{what} needs an optional dependency; install it with: pip install 'nearlm[{extra}]'")
+
+
+def import_extra(module: str, what: str, extra: str) -> Any:
+    """Import an optional dependency, or say which extra has it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise MissingExtraError(what, extra) from None
 
 
 def parameter(name: str) -> str:

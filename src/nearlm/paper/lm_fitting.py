@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from nearlm.base import Advance, Int32s, Ints, ModelError, OptionError, Reporter, StoreError, duration, files, size
+from nearlm.base import Advance, Int32s, Ints, Reporter, duration, files, size
+from nearlm.base.errors import ModelError, OptionError, StoreError, check_at_least
 from nearlm.model.pretrained import choose_device
 from nearlm.text import Windows
 
@@ -40,13 +41,13 @@ class Schedule:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("window", 2), ("batch_tokens", 1), ("epochs", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise OptionError(f"{name} is {getattr(self, name)}, expected at least {least}")
+        check_at_least(2, window=self.window)
+        check_at_least(1, batch_tokens=self.batch_tokens, epochs=self.epochs)
+        check_at_least(0, seed=self.seed)
         if not 0 < self.rate < math.inf:
-            raise OptionError(f"rate is {self.rate}, expected a number above 0")
+            raise OptionError(f"`rate` is {self.rate}, expected a number above 0")
         if not 0 <= self.warmup < 1:
-            raise OptionError(f"warmup is {self.warmup}, expected a share of the steps: 0 or more, below 1")
+            raise OptionError(f"`warmup` is {self.warmup}, expected a share of the steps: 0 or more, below 1")
 
 
 class TrainingWindows(Dataset[dict[str, Tensor]]):

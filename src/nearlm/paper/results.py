@@ -75,21 +75,14 @@ class MainTable:
 
     def table(self) -> str:
         """Return the rows, for people."""
-        sizes = ("records", "store", "index")
-        rows: list[tuple[str, ...]] = [
-            ("", "perplexity", "tokens/s", "speed-up", "of NLM", "µs beyond", "skipped", *sizes)
-        ]
+        speeds = ("tokens/s", "speed-up", "of NLM", "µs beyond", "skipped")
+        rows: list[tuple[str, ...]] = [("", "perplexity", *speeds, "records", "store", "index")]
         for row in self.rows:
-            cells = (
-                row.name,
-                f"{row.perplexity:.3f}",
-                f"{row.tokens_per_second:,.0f}{'*' if row.end_to_end else ' '}",
-                f"{self.speedup(row):.2f}×",
-                self.nlm_share(row),
-                f"{row.microseconds:.0f}",
-                f"{row.skipped:.0%}",
-            )
-            rows.append(cells + (row.setup.sizes if row.setup else ()))
+            speed = f"{row.tokens_per_second:,.0f}{'*' if row.end_to_end else ' '}"
+            faster = (f"{self.speedup(row):.2f}×", self.nlm_share(row))
+            costs = (f"{row.microseconds:.0f}", f"{row.skipped:.0%}")
+            sizes = row.setup.sizes if row.setup else ()
+            rows.append((row.name, f"{row.perplexity:.3f}", speed, *faster, *costs, *sizes))
         end = "* timed end to end; the others from their parts"
         return "\n".join([f"{self.tokens:,} test tokens", *line_up(rows), end])
 
@@ -120,22 +113,16 @@ class Sweep:
     def table(self) -> str:
         """Return the points, for people; those that no other beats in both speed and perplexity have a star."""
         what = f"{self.over} ({self.method})" if self.method else self.over
-        rows: list[tuple[str, ...]] = [
-            (f"  {what}", "records", "store", "index", "dim", "k", "nprobe", "searches/s", "perplexity", "T", "λ")
-        ]
+        names = ("records", "store", "index", "dim", "k", "nprobe", "searches/s", "perplexity", "T", "λ")
+        rows: list[tuple[str, ...]] = [(f"  {what}", *names)]
         for point in self.points:
             search = point.setup.search
             value = "as it is" if point.value is None else f"{point.value:g}"
-            cells = (
-                f"{point.setup.dim}",
-                f"{search.k}",
-                f"{search.nprobe or '-'}",
-                f"{point.searches_per_second:,.0f}",
-                f"{point.perplexity:.3f}",
-                f"{search.knn_temperature:g}",
-                f"{search.lam:g}",
-            )
-            rows.append((f"{'*' if point.pareto else ' '} {value}", *point.setup.sizes, *cells))
+            name = f"{'*' if point.pareto else ' '} {value}"
+            settings = (f"{point.setup.dim}", f"{search.k}", f"{search.nprobe or '-'}")
+            found = (f"{point.searches_per_second:,.0f}", f"{point.perplexity:.3f}")
+            tuned = (f"{search.knn_temperature:g}", f"{search.lam:g}")
+            rows.append((name, *point.setup.sizes, *settings, *found, *tuned))
         lines = [
             f"{self.tokens:,} tokens; the LM alone has perplexity {self.nlm_perplexity:.3f}; index {self.factory}",
             *line_up(rows),
@@ -308,10 +295,9 @@ class Results:
         self.folder.mkdir(parents=True, exist_ok=True)
         if rows:
             flat = [_flat(to_json(row)) for row in rows]
+            names = dict.fromkeys(name for row in flat for name in row)
             text = io.StringIO()
-            writer = csv.DictWriter(
-                text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n"
-            )
+            writer = csv.DictWriter(text, list(names), lineterminator="\n")
             writer.writeheader()
             writer.writerows(flat)
             files.write_bytes(self.folder / f"{part}.csv", text.getvalue().encode())

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nearlm.base import QUIET, Job, OptionError, Reporter, canonical_hash, files, to_json
+from nearlm.base import QUIET, Job, OptionError, Reporter, canonical_hash, check_at_least, files, to_json
 from nearlm.mixing import LMTrace, best_settings, perplexity, trace_text
 from nearlm.model.lm import LM
 from nearlm.optimizer import Bench, Setup, mark_front, own_name
@@ -49,8 +49,7 @@ class SweepOptions:
             raise OptionError(f"`method` is {self.method!r}, expected one of {', '.join(TAKES)}")
         if self.method is not None and self.over != "keep":
             raise OptionError(f"`method` has no effect with `over={self.over!r}`; it goes with `over='keep'`")
-        if self.k < 1:
-            raise OptionError(f"`k` is {self.k}, expected at least 1")
+        check_at_least(1, k=self.k)
 
     def check(self, store: Datastore, values: Sequence[float]) -> None:
         """Refuse, before the work, what cannot be swept."""
@@ -65,14 +64,10 @@ class SweepOptions:
             if over != "keep" and (value < 1 or value != int(value)):
                 raise OptionError(f"`over={over!r}` has {value:g}, expected whole numbers from 1 on")
             if over == "dim" and value > store.dim:
-                raise OptionError(
-                    f"`over='dim'` has {value:g}, expected at most {store.dim}, the width of the store's keys"
-                )
+                raise OptionError(f"`over='dim'` has {value:g}, expected at most {store.dim}, the width of a key")
         spec = choose_index(self.factory, len(store), store.dim, self.nprobe)
         if over == "nprobe" and spec.nprobe is None:
-            raise OptionError(
-                f"an index of kind {self.factory!r} has no lists at this size, so `over='nprobe'` has no effect"
-            )
+            raise OptionError(f"`over='nprobe'` has no effect: {self.factory!r} has no lists at this size")
 
     @property
     def used_method(self) -> str | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nearlm.base import Advance, Json, ModelError, StoreError, check_files, files, store_folder
-from nearlm.base.arrays import Array, ArrayFile, Doubles, Floats, Int32s, Ints, Reals, ShardedArray
+from nearlm.base.arrays import ArrayFile, Doubles, Floats, Ints, Reals, ShardedArray
 from nearlm.store.layout import Layout
 from nearlm.store.manifest import Manifest, read_manifest
 from nearlm.store.settings import SearchSettings, read_defaults
@@ -22,17 +22,6 @@ _SAME = 0.9999
 _SIMILAR = 0.98
 _SHOWN = 100  # positions of a merged record
 _REMEDY = "restore it, or build the store again"
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One run of records: the first one's id, and their arrays, memory-mapped."""
-
-    first: int
-    keys: Array
-    values: Int32s
-    origin: Ints
-    weights: Int32s
 
 
 @dataclass(frozen=True)
@@ -166,12 +155,6 @@ class Datastore:
 
     def _locate(self, name: str, path: str | None) -> str:
         return name if path is None else str((self.path / path).resolve())
-
-    def iter_shards(self) -> Iterator[Shard]:
-        """Yield the records shard by shard, in order."""
-        columns = (self.values.shards, self.origin.shards, self.weights.shards)
-        for (first, keys), *others in zip(self.keys.parts(), *columns, strict=True):
-            yield Shard(first, keys, *others)
 
     def document_of(self, position: int) -> tuple[str, int]:
         """Return the name of the document that holds a position of the token stream, and where it begins."""

@@ -4,7 +4,6 @@ import itertools
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -293,4 +292,4 @@ def _percent(shares: Sequence[float]) -> list[float]:
 
 def _finite(points: Sequence[AnyPoint], *names: str) -> list[AnyPoint]:
     """Leave out points that were not measured."""
-    return [point for point in points if all(math.isfinite(attrgetter(name)(point)) for name in names)]
+    return [point for point in points if all(math.isfinite(getattr(point, name)) for name in names)]

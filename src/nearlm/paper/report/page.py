@@ -4,11 +4,12 @@ import os
 from collections.abc import Callable
 from dataclasses import fields
 from importlib import resources
+from inspect import getmembers, isfunction
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from nearlm.base import MissingExtraError, StoreError, duration, files
+from nearlm.base import StoreError, duration, files, import_extra
 from nearlm.paper.report import figures, formatting
 from nearlm.paper.report.plotting import inline, save
 from nearlm.paper.results import ALL, FINETUNED, LEARNED, NLM, RANDOM, VANILLA, Parts, Results
@@ -26,22 +27,6 @@ FIGURES: dict[str, dict[str, Callable[[Any], Any]]] = {
     "pca": {"pca": figures.sweep_perplexity, "pca-speed": figures.sweep_speed},
     "k": {"k": figures.sweep_perplexity, "k-speed": figures.sweep_speed},
 }
-_FILTERS = (
-    formatting.displayable,
-    formatting.visible,
-    formatting.paragraphs,
-    formatting.memory_share,
-    formatting.ppl,
-    formatting.speed,
-    formatting.times,
-    formatting.share,
-    formatting.chance,
-    formatting.count,
-    formatting.plain,
-    formatting.disk,
-    figures.method_name,
-    duration,
-)
 _NAMES = {"NLM": NLM, "VANILLA": VANILLA, "ALL": ALL, "FINETUNED": FINETUNED, "RANDOM": RANDOM, "LEARNED": LEARNED}
 _STYLE = resources.files("nearlm.paper.report").joinpath("style.css")
 
@@ -50,9 +35,7 @@ def write_report(results: Results, path: Path | None = None) -> Path:
     """Draw every figure there are numbers for, and write the page, by default `report.html` beside the numbers."""
     parts = results.all()
     if parts == Parts():
-        raise StoreError(
-            f"{results.folder} holds no results, expected files such as main.json; run an experiment first"
-        )
+        raise StoreError(f"{results.folder} holds no results such as main.json; run an experiment first")
     path = path or results.folder / "report.html"
     template = _environment().get_template("page.html")
     pictures = _draw(parts, path.parent / "figures")
@@ -93,20 +76,16 @@ def _data(folder: Path, part: str, beside: Path) -> dict[str, str]:
 
 def _environment() -> Any:
     """Return what makes the page of its templates: every text is escaped, and nothing unknown passes in silence."""
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ImportError:
-        raise MissingExtraError("a page", "report") from None
-
-    environment = Environment(
-        loader=PackageLoader("nearlm.paper.report"),
+    jinja2 = import_extra("jinja2", "a page", "report")
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("nearlm.paper.report"),
         autoescape=True,
         finalize=_show,
         trim_blocks=True,
         lstrip_blocks=True,
-        undefined=StrictUndefined,
+        undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update({write.__name__: write for write in _FILTERS})
+    environment.filters.update(getmembers(formatting, isfunction), method_name=figures.method_name, duration=duration)
     environment.globals.update(_NAMES, style=_STYLE.read_text("utf-8"))
     return environment
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Concatenate, TypeVar
 
-from nearlm.base import MissingExtraError, OptionError, files
+from nearlm.base import OptionError, files, import_extra
 
 # Okabe and Ito's palette: told apart with any kind of colour vision; line styles and markers differ too.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -17,6 +17,7 @@ INK = "#1f2933"
 MUTED = "#5b6673"
 GRID = "#e1e5ea"
 WHITE = "#ffffff"
+_NEEDED = ("a figure", "report")  # matplotlib, for what, in which extra
 _FORMATS = (".png", ".svg", ".pdf")
 _SIZE = (5.2, 3.7)  # inches a panel: its letters are still readable on a phone
 _STYLE: dict[str, Any] = {
@@ -76,7 +77,7 @@ def check_figure(path: Path) -> None:
         raise OptionError(f"`figure` is {path.name!r}, expected a name that ends in {', '.join(_FORMATS)}")
     if not path.absolute().parent.is_dir():
         raise OptionError(f"`figure` is {path}, but {path.parent} is no folder; make it first")
-    _check_matplotlib()
+    import_extra("matplotlib", *_NEEDED)
 
 
 def figure(panels: int = 1) -> Callable[[Callable[Concatenate[Drawable, ...], None]], Callable[[Drawable], Any]]:
@@ -145,15 +146,8 @@ def _blank(panels: int) -> Any:
 @contextlib.contextmanager
 def _style() -> Iterator[None]:
     """Draw in the style of all figures, whatever the user's own settings are."""
-    _check_matplotlib()
+    import_extra("matplotlib", *_NEEDED)
     import matplotlib.style
 
     with matplotlib.style.context(["default", _STYLE]):
         yield
-
-
-def _check_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("a figure", "report") from None
