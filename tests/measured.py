@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 
 from nearlm.knnlm import Explanation
-from nearlm.optimizer import Choice, Setup, unbeaten
+from nearlm.optimizer import Choice, Setup, mark_front
 from nearlm.optimizer.points import HeldOutTokens, Point
 from nearlm.paper.results import (
     Ablation,
@@ -133,7 +133,7 @@ def choice() -> Choice:
         ppl = 9.12 + 0.25 * (1 - keep) ** 1.5 + 18 / dim**1.4 + 0.55 * skip**3
         time = (18 + 0.12 * dim) * (0.35 + 0.65 * keep) * (1 - skip) + (6 if skip else 0)
         points.append(option(f"dim {dim}, keep {keep:.0%}, skip {skip:.0%}", time, ppl - _VANILLA))
-    front = unbeaten([(point.beyond, point.microseconds) for point in points])
+    front = mark_front([(point.beyond, point.microseconds) for point in points])
     fastest = min((point for point in points if point.beyond <= 0.1), key=lambda point: point.microseconds)
     marked = [replace(one, pareto=best, chosen=one is fastest) for one, best in zip(points, front, strict=True)]
     paragraph = (
@@ -185,7 +185,7 @@ def point(value: float | None, ppl: float, speed: float, **more: object) -> Swee
 
 
 def sweep(over: str, points: list[SweepPoint], method: str | None = None, **left_out: str) -> Sweep:
-    front = unbeaten([(point.perplexity, -point.searches_per_second) for point in points])
+    front = mark_front([(point.perplexity, -point.searches_per_second) for point in points])
     marked = [replace(point, pareto=best) for point, best in zip(points, front, strict=True)]
     return Sweep(over, method, "auto", _TOKENS, _NLM, marked, left_out)
 

@@ -28,5 +28,5 @@ def small(monkeypatch, quick_paper_index):
     """Try fewer and smaller things."""
     monkeypatch.setattr(optimizing, "SMALL_DIMS", (8, 4))
     monkeypatch.setattr(optimizing, "SMALL_KEEPS", (0.7, 0.001))
-    monkeypatch.setattr(trials, "KS", (1024, 64))
+    monkeypatch.setattr(trials, "NEIGHBORS_TRIED", (1024, 64))
     monkeypatch.setattr(trials, "TRUSTED_TOKENS", 10)

@@ -7,13 +7,14 @@ import pytest
 from pointing import how
 
 from calls import evaluate, load_knnlm
-from nearlm.base import from_json, jobs, to_json
+from nearlm.base import Reporter, from_json, jobs, to_json
 from nearlm.base.errors import OptionError, StoreError
 from nearlm.mixing.gate import Gate
 from nearlm.optimizer import bench
 from nearlm.optimizer import optimization as optimizing
 from nearlm.optimizer.optimization import optimize
 from nearlm.optimizer.points import Choice
+from nearlm.search import build_index
 from nearlm.store import Datastore
 
 pytestmark = pytest.mark.usefixtures("quick_timing")
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("quick_timing")
 def test_the_store_is_ready_and_within_the_budget(store, lm, texts, tmp_path, small):
     valid, out = str(texts / "valid"), tmp_path / "fast"
     choice = optimize(store, valid, out, lm, budget=0.5)
-    chosen, made = choice.chosen, Datastore.open(out)
+    chosen, made = choice.winner, Datastore.open(out)
     assert (chosen.setup.records, chosen.setup.dim) == (len(made), made.dim)
     assert not out.with_name("fast.optimize").exists()
     plain = [one for one in choice.points if not one.gate]
@@ -48,6 +49,22 @@ def test_the_store_is_ready_and_within_the_budget(store, lm, texts, tmp_path, sm
         optimize(store, valid, out, lm, budget=0.4)
 
 
+def test_an_index_like_the_papers_shortens_the_forecast_whatever_its_name(store, tmp_path, monkeypatch, capsys):
+    shutil.copytree(store.path, tmp_path / "store", ignore=shutil.ignore_patterns("index"))
+    copied = Datastore.open(tmp_path / "store")
+    monkeypatch.setattr(optimizing, "_PAPER_SECONDS", 100.0)
+
+    def forecast():
+        optimizing._announce(copied, 1000, Reporter())
+        return capsys.readouterr().err
+
+    without = forecast()
+    build_index(copied, "flat", name="paper")
+    assert forecast() == without
+    build_index(copied, "paper", name="mine")
+    assert forecast() != without
+
+
 def test_a_killed_run_goes_on(store, lm, texts, tmp_path, small, monkeypatch):
     valid, out = str(texts / "valid"), tmp_path / "fast"
     real, calls = bench.searches_per_second, []
@@ -64,7 +81,7 @@ def test_a_killed_run_goes_on(store, lm, texts, tmp_path, small, monkeypatch):
     calls.clear()
     monkeypatch.setattr(optimizing.Gate, "train", training)
     choice = optimize(store, valid, out, lm, budget=0.5)
-    assert not calls and len(Datastore.open(out)) == choice.chosen.setup.records
+    assert not calls and len(Datastore.open(out)) == choice.winner.setup.records
     work = out.with_name("fast.optimize")
     work.mkdir()  # killed when all but this was done
     assert optimize(store, valid, out, lm, budget=0.5) == choice and not work.exists()
@@ -84,7 +101,7 @@ def test_a_run_for_something_else_begins_anew(store, lm, texts, tmp_path, small,
     assert out.exists() and list(work.glob("keep-*"))
     (work / "keep-0.7" / "manifest.json").unlink()  # would be refused if it were still there
     choice = optimize(store, valid, out, lm, budget=0.6)
-    assert choice.budget == 0.6 and not work.exists() and len(Datastore.open(out)) == choice.chosen.setup.records
+    assert choice.budget == 0.6 and not work.exists() and len(Datastore.open(out)) == choice.winner.setup.records
 
 
 def test_a_refused_store_is_out_of_the_way_at_once(store, lm, texts, tmp_path, small, monkeypatch):
@@ -106,7 +123,7 @@ def test_a_refused_store_is_out_of_the_way_at_once(store, lm, texts, tmp_path, s
             optimize(store, valid, out, lm, budget=0.5)
     assert not out.exists()
     choice = optimize(store, valid, out, lm, budget=0.5)
-    assert Datastore.open(out).path == out and not choice.chosen.gate and sum(p.gate for p in choice.points) == 2
+    assert Datastore.open(out).path == out and not choice.winner.gate and sum(p.gate for p in choice.points) == 2
 
 
 def test_bad_input(store, lm, texts, tmp_path):

@@ -1,7 +1,7 @@
 """Ablations against adding up by hand, and as a user types them."""
 
-import builtins
 import json
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -164,14 +164,7 @@ def test_nonsense_gets_one_line(nearlm, store, texts, arguments, expected):
 
 
 def test_a_missing_matplotlib_is_named(monkeypatch, tmp_path):
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtraError, match=r"nearlm\[report\]"):
         report.check_figure(tmp_path / "plot.png")
     with pytest.raises(OptionError):

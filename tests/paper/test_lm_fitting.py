@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("quick_collections")
 def test_every_token_is_predicted_once_an_epoch() -> None:
     tokens = np.arange(100, dtype=np.int32)
     schedule = Schedule(window=8, epochs=3, seed=5)
-    examples = lm_fitting.Examples(tokens, plan_windows(np.array([0, 100]), 7, 7), schedule)
+    examples = lm_fitting.TrainingWindows(tokens, plan_windows(np.array([0, 100]), 7, 7), schedule)
     rows = len(examples) // 3
     orders = []
     for epoch in range(3):

@@ -204,12 +204,12 @@ def test_options_may_be_changed_before_the_first_checkpoint(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"vocabulary": 257}, "vocabulary is 257, expected at least 258"),
-        ({"dim": 30, "heads": 4}, "dim is 30, expected a multiple of twice the 4 heads"),
-        ({"window": 1}, "window is 1, expected at least 2"),
-        ({"rate": 0.0}, "rate is 0.0, expected a number above 0"),
-        ({"warmup": 1.0}, "warmup is 1.0, expected a share"),
-        ({"layers": 0}, "layers is 0, expected at least 1"),
+        ({"vocabulary": 257}, "`vocabulary` is 257, expected at least 258"),
+        ({"dim": 30, "heads": 4}, "`dim` is 30, expected a multiple of twice the 4 heads"),
+        ({"window": 1}, "`window` is 1, expected at least 2"),
+        ({"rate": 0.0}, "`rate` is 0.0, expected a number above 0"),
+        ({"warmup": 1.0}, "`warmup` is 1.0, expected a share"),
+        ({"layers": 0}, "`layers` is 0, expected at least 1"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:

@@ -32,4 +32,22 @@ def test_sizes_follow_the_store():
     own = change(SETTINGS["domain"], model="mine", train=("a", "b"), valid=None, test=None)
     assert (own.model, own.train, own.valid, own.store) == ("mine", ("a", "b"), ("spdx:valid",), None)
     assert change(DEMO, model=None) is DEMO
+    assert resize(DEMO, 8000).title == DEMO.title
     assert change(SETTINGS["domain"], valid=("v",)).store == SETTINGS["domain"].store
+
+
+def test_words_are_those_of_the_given_model_and_texts():
+    texts = {"train": ("notes/a.txt", "notes/b.txt"), "valid": ("v.txt",), "test": ("w.txt",)}
+    own = change(SETTINGS["domain"], model="org/mine", **texts)
+    assert own.title == "mine with a memory of a.txt, b.txt, tested on w.txt"
+    for name in ("org/mine", "notes/a.txt, notes/b.txt", "v.txt", "w.txt"):
+        assert name in own.text
+    assert own.prompt == ""
+    trained = change(SETTINGS["standard"], train=("notes/a.txt",))
+    assert trained.title == "A small LM with a memory of a.txt, tested on pydocs:test" and "trained on" in trained.text
+    for part in ("licence", "SmolLM2", "Django"):
+        assert part not in own.title + own.text + trained.title + trained.text
+    assert "memory of ., tested on" in change(SETTINGS["domain"], train=(".",)).title
+    another = change(SETTINGS["domain"], model="org/mine")
+    assert another.title == "mine with a memory of spdx:train, tested on spdx:test"
+    assert another.prompt == SETTINGS["domain"].prompt

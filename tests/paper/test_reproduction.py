@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ def setting(model_folder, tmp_path_factory):
 def small(monkeypatch, quick_paper_index):
     monkeypatch.setattr(optimizing, "SMALL_DIMS", (8,))
     monkeypatch.setattr(optimizing, "SMALL_KEEPS", (0.7,))
-    monkeypatch.setattr(trials, "KS", (1024, 64))
+    monkeypatch.setattr(trials, "NEIGHBORS_TRIED", (1024, 64))
     monkeypatch.setattr(reproducing, "_NEW_TOKENS", 5)
 
 
@@ -161,6 +162,12 @@ def test_as_a_user_types_it(setting, tmp_path, small, nearlm, monkeypatch):
     assert "Chosen: " in out and out.rstrip().endswith("report.html") and (tmp_path / "out" / "report.html").exists()
     about = json.loads((tmp_path / "out" / "about.json").read_text())
     assert about["command"].startswith("nearlm reproduce --setting domain")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<h1>tiny-llama with a memory of train.txt, tested on test</h1>" in page
+    assert "SmolLM2" not in page and "Redistribution" not in page
+    prompt = json.loads((tmp_path / "out" / "continuation.json").read_text())["prompt"]
+    documents = [file.read_text() for file in Path(setting.test[0]).iterdir()]
+    assert any(document.startswith(f"{prompt} ") for document in documents) and len(prompt.split()) > 2
     code, _, err = nearlm("reproduce", "--setting", "nonsense", "--out", str(tmp_path / "x"))
     assert code == 2 and "expected one of domain" in err and not (tmp_path / "x").exists()
     assert Results(tmp_path / "nothing").all() == Parts()

@@ -1,9 +1,13 @@
 """Results on disk."""
 
+from dataclasses import replace
+from statistics import median
+
 import pytest
 
-from nearlm.base import files
-from nearlm.paper.results import Results
+import measured
+from nearlm.base import StoreError, files
+from nearlm.paper.results import ALL, NLM, VANILLA, MainTable, Results
 
 
 def test_a_part_is_done_when_its_table_is_written_too(tmp_path, monkeypatch):
@@ -18,3 +22,30 @@ def test_a_part_is_done_when_its_table_is_written_too(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         results.save("k", {"points": []}, [{"k": 1}])
     assert results.load("k") is None
+
+
+def test_a_row_that_is_missing_is_named():
+    table = MainTable(1, measured.main_table().rows[:1])
+    assert table.row("NLM").name == "NLM"
+    with pytest.raises(StoreError, match="no row 'kNN-LM', only 'NLM'"):
+        table.speedup(table.rows[0], VANILLA)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "expected"),
+    [
+        ([98.0, 101.0, 103.0], "≈ 100 %"),
+        ([96.0, 98.5, 101.0], "≈ 100 %"),
+        ([101.0, 101.0, 101.0], "≈ 100 %"),  # a memory does not make the LM faster
+        ([97.6, 97.8, 98.0], "98 %"),
+        ([90.0, 90.0, 101.0], "90 %"),  # one round that was disturbed
+    ],
+)
+def test_a_speed_is_given_as_exactly_as_its_rounds_agree(speeds, expected):
+    found = measured.main_table()
+    rows = [replace(row, tokens_per_second=median(speeds)) if row.name == ALL else row for row in found.rows]
+    rows[0] = replace(rows[0], tokens_per_second=100.0)
+    table = MainTable(found.tokens, rows, {NLM: [100.0] * 3, ALL: speeds})
+    assert table.nlm_share(table.row(ALL)).replace("\xa0", " ") == expected
+    assert table.nlm_share(table.row(NLM)).replace("\xa0", " ") == "100 %"
+    assert expected in table.table().replace("\xa0", " ")

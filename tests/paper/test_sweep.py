@@ -9,7 +9,7 @@ from calls import build, build_index, prune_store, reduce_store, tune
 from nearlm.base import files
 from nearlm.base.errors import OptionError
 from nearlm.optimizer import Setup, bench
-from nearlm.optimizer.bench import known_index
+from nearlm.optimizer.bench import find_index
 from nearlm.paper import sweep as sweeping
 from nearlm.paper.results import SweepPoint
 from nearlm.paper.sweep import SweepOptions, pareto_front
@@ -74,9 +74,34 @@ def test_an_index_of_the_kind_that_is_there_is_used_and_stays(store, lm, texts, 
     found = sweep(lm, store, "k", [16], valid, out=tmp_path / "s", **options)
     assert [point.setup.search.nprobe for point in found.points] == [32, 32] and store.indexes == ["mine", "other"]
     assert files.checksum(store.path / "index" / "mine" / "index.json") == before
-    assert known_index(store, "IVF16,Flat") == "mine" and known_index(store, "flat") is None
+    assert find_index(store, "IVF16,Flat") == "mine" and find_index(store, "flat") is None
     (store.path / "index" / "mine" / "index.json").write_text("nonsense")
-    assert known_index(store, "IVF16,Flat") is None
+    assert find_index(store, "IVF16,Flat") is None
+
+
+@pytest.mark.parametrize("method", ["merge", "rank"])
+def test_a_sweep_leaves_no_index_and_none_of_the_users_is_touched(store, lm, texts, tmp_path, method):
+    for name in ("sweep-IVF16-Flat", "measured-auto", "measured-auto-1", "measured-IVF16-Flat"):
+        build_index(store, "SQ8", name=name, quiet=True)
+    before = {path: files.checksum(path) for path in store.path.rglob("*") if path.is_file()}
+    options = {"factory": "IVF16,Flat", "method": method, "k": 64}
+    found = sweep(lm, store, "keep", [0.6, 0.9], str(texts / "valid.txt"), out=tmp_path / "s", **options)
+    assert [point.value for point in found.points] == [None, 0.6, 0.9]
+    assert {path: files.checksum(path) for path in store.path.rglob("*") if path.is_file()} == before
+
+
+def test_a_killed_sweep_finds_the_index_that_it_began(store, lm, texts, tmp_path, monkeypatch):
+    def killed(*given, **options):
+        raise KeyboardInterrupt
+
+    arguments = (lm, store, "keep", [0.9], str(texts / "valid.txt"))
+    with monkeypatch.context() as patched:
+        patched.setattr(sweeping._SweepBench, "prune", killed)
+        with pytest.raises(KeyboardInterrupt):
+            sweep(*arguments, out=tmp_path / "s", factory="flat", k=64)
+    assert store.indexes == ["measured-auto-1", "measured-flat-1"]
+    sweep(*arguments, out=tmp_path / "s", factory="flat", k=64)
+    assert store.indexes == []
 
 
 def test_a_machine_that_slows_down_does_not_slow_down_a_point(store, lm, texts, tmp_path, monkeypatch):
@@ -88,7 +113,7 @@ def test_a_machine_that_slows_down_does_not_slow_down_a_point(store, lm, texts, 
 
 def test_a_killed_sweep_goes_on(store, lm, texts, tmp_path, monkeypatch):
     valid, options = str(texts / "valid.txt"), {"out": tmp_path / "s", "method": "random", "k": 32}
-    measured, real = [], sweeping._Swept.measure
+    measured, real = [], sweeping._SweepBench.measure
 
     def measure(self, made, value, *rest):
         if value == 0.25 and measured.count(0.25) == 0:
@@ -97,7 +122,7 @@ def test_a_killed_sweep_goes_on(store, lm, texts, tmp_path, monkeypatch):
         measured.append(value)
         return real(self, made, value, *rest)
 
-    monkeypatch.setattr(sweeping._Swept, "measure", measure)
+    monkeypatch.setattr(sweeping._SweepBench, "measure", measure)
     with pytest.raises(KeyboardInterrupt):
         sweep(lm, store, "keep", [0.5, 0.25], valid, **options)
     found = sweep(lm, store, "keep", [0.5, 0.25], valid, **options)

@@ -44,7 +44,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, step: int, owner: Any = transform
 
 def careful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a checkpoint after every step."""
-    monkeypatch.setattr(lm_fitting, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(lm_fitting, "TRAINING_SAVE_SECONDS", 0.0)
 
 
 def checkpoints(out: Path) -> list[str]:

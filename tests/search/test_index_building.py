@@ -15,7 +15,7 @@ from tiny import make_text
 def test_indexing_goes_on_after_a_kill(store, monkeypatch):
     whole = build_index(store, "IVF16,SQ8", name="whole", quiet=True)
     monkeypatch.setattr(indexing, "BLOCK", 100)
-    monkeypatch.setattr(indexing, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(indexing, "INDEX_SAVE_SECONDS", 0.0)
     trained, real_add, adds = [], indexing.SearchIndex.add, []
     monkeypatch.setattr(indexing, "train_index", lambda *a, real=indexing.train_index: (trained.append(1), real(*a)))
 

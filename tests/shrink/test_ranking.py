@@ -45,7 +45,7 @@ def test_scores_go_on_after_a_kill(store, tmp_path, monkeypatch):
     whole = prune_store(store, "rank", tmp_path / "whole", keep=0.5, k=20, quiet=True)
     (store.path / "index" / "default" / "ranks.json").unlink()
     monkeypatch.setattr(self_search, "SEARCH_BLOCK", 40)
-    monkeypatch.setattr(rank, "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr(rank, "RANKS_SAVE_SECONDS", 0)
     searched, real = [], self_search.SelfSearch.block
 
     def killed(search, start, k):

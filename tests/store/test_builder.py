@@ -148,7 +148,7 @@ class TestRefused:
         before = everything(tmp_path / "store")
         with pytest.raises(StoreError, match="finished store, made with other options"):
             make(window=16)
-        with pytest.raises(StoreError, match="finished store; `restart=True` throws away unfinished builds only"):
+        with pytest.raises(StoreError, match="finished store; `restart=True` throws away unfinished ones only"):
             make(restart=True)
         assert everything(tmp_path / "store") == before
 

@@ -33,6 +33,9 @@ def test_a_finished_store_is_found_and_another_is_refused(store, tmp_path, capsy
     made = reduce_store(store, 4, tmp_path / "made", quiet=True)
     assert reduce_store(store, 4, tmp_path / "made").manifest == made.manifest
     assert "complete already" in capsys.readouterr().err
+    with pytest.raises(StoreError, match="finished store; `restart=True` throws away unfinished ones only"):
+        reduce_store(store, 4, made.path, restart=True)
+    made.verify()
     for again in (lambda: reduce_store(store, 5, made.path), lambda: reduce_store(store, 4, store.path)):
         with pytest.raises(StoreError, match="choose another"):
             again()

@@ -35,8 +35,8 @@ def doomed(at: int, torn: bool = False):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files.os, "fsync", lambda _: None)
         patch.setattr(files.os, "fdatasync", lambda _: None)
-        for module in (jobs, rank):
-            patch.setattr(module, "CHECKPOINT_SECONDS", 0)
+        for module, seconds in ((jobs, "CHECKPOINT_SECONDS"), (rank, "RANKS_SAVE_SECONDS")):
+            patch.setattr(module, seconds, 0)
             patch.setattr(module, "time", clock)
         for module, name, value in (
             (derive, "BLOCK", 10),

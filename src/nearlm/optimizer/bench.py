@@ -37,13 +37,17 @@ class Bench:
         """Make a store with fewer records."""
         return prune_store(self.store, options, folder, reporter=self.steps)
 
-    def index(self, store: Datastore, kind: str, name: str | None = None) -> str:
+    def index(self, store: Datastore, kind: str) -> str:
         """Return the name of a store's index of some kind; if it has none, make one under a name of our own."""
-        there = known_index(store, kind)
-        if there is None:
-            there = name or own_name(kind)
-            build_index(store, kind, name=there, reporter=self.steps)
-        return there
+        name = find_index(store, kind)
+        if name is None:
+            name = self.name_index(store, kind)
+            build_index(store, kind, name=name, reporter=self.steps)
+        return name
+
+    def name_index(self, store: Datastore, kind: str) -> str:
+        """Return how to call an index that has to be made."""
+        return own_name(kind)
 
     def open(self, store: Datastore, kind: str, *, nprobe: int | None = None, distances: str = "index") -> Retriever:
         """Open a store's index of some kind, which is made if need be."""
@@ -98,10 +102,10 @@ def _pass(retriever: Retriever, queries: Reals, k: int) -> float:
 
 def own_name(kind: str) -> str:
     """Return what experiments call an index of some kind that they make, so that no user's index is made anew."""
-    return f"measured-{kind}"
+    return f"measured-{kind}".replace(",", "-")
 
 
-def known_index(store: Datastore, kind: str) -> str | None:
+def find_index(store: Datastore, kind: str) -> str | None:
     """Return the name of an index of some kind that a store has already, of the store as it is now.
 
     The one that is used by default comes first, since merging may have left its neighbours there.

@@ -17,8 +17,8 @@ from nearlm.base import QUIET, Job, Json, OptionError, Reporter, StoreError, dur
 from nearlm.base.records import from_json, read_record, to_json, write_record
 from nearlm.mixing import Gate, perplexity, room_for_traces, trace_lm, traced_text
 from nearlm.model.lm import LM, AnyModel
-from nearlm.optimizer.bench import SMALL
-from nearlm.optimizer.points import Choice, Goal, Point, Shape, cheapest, estimates, explain, is_preferred, unbeaten
+from nearlm.optimizer.bench import SMALL, find_index
+from nearlm.optimizer.points import Choice, Goal, Point, Shape, cheapest, estimates, explain, is_preferred, mark_front
 from nearlm.optimizer.trials import FINAL, Trials
 from nearlm.search import PAPER, PAPER_K
 from nearlm.store import DEFAULT, AnyStore, Datastore, Layout, SearchSettings, refuse_foreign, write_defaults
@@ -30,7 +30,7 @@ KEEPS = (0.4, 0.2)
 SMALL_DIMS = (128,)  # a small store is searched so fast that more would not tell
 SMALL_KEEPS = (0.4,)
 NPROBES = (8, 4, 2)
-_REFUSED = "refused"
+_REFUSED_STORE = "refused"
 _ATTEMPTS = 4
 _PROMISING = 0.95  # of the least time so far: estimates are no better than that
 _TRACE_BYTES = 8  # of a neighbour
@@ -144,7 +144,7 @@ def _announce(store: Datastore, tokens: int, reporter: Reporter) -> None:
     searches = 1 + len(NPROBES) + shapes + 2
     traces = min(room_for_traces(), searches * tokens * min(PAPER_K, len(store)) * _TRACE_BYTES)
     stores = store.bytes * (sum(shape.keep for shape in _shapes(store) if shape.keep < 1) + 2 * _WITH_INDEX)
-    paper = 0 if PAPER in store.indexes else _PAPER_SECONDS
+    paper = 0 if find_index(store, PAPER) else _PAPER_SECONDS
     seconds = len(store) * (shapes * _SHAPE_SECONDS + _PRUNE_SECONDS + paper) * 2 / max(1, os.cpu_count() or 1)
     reporter.say(
         f"measuring the vanilla kNN-LM and about {shapes + 1} smaller stores on {tokens:,} tokens: about "
@@ -170,7 +170,7 @@ def _choose(trials: Trials, budget: float, folder: Path, train: Callable[[Datast
     plain = cheapest(points, goal.alone)
     chosen = plain
     for best in dict.fromkeys((cheapest(points, goal), plain)):
-        refused = trials.job.state(_REFUSED)
+        refused = trials.job.state(_REFUSED_STORE)
         if refused and best != plain:
             points.append(from_json(Point, refused["point"], folder))
             continue
@@ -181,13 +181,15 @@ def _choose(trials: Trials, budget: float, folder: Path, train: Callable[[Datast
             break
         if best != plain:
             trials.reporter.say(f"{gated.label} is not surely within the budget, or no faster; taking {plain.label}")
-            files.remove(trials.work / _REFUSED)
-            files.replace(folder, trials.work / _REFUSED)  # at once: what a kill leaves of a removed one is not a store
-            trials.job.note(_REFUSED, {"point": to_json(gated)})
+            files.remove(trials.work / _REFUSED_STORE)
+            files.replace(
+                folder, trials.work / _REFUSED_STORE
+            )  # at once: what a kill leaves of a removed one is not a store
+            trials.job.note(_REFUSED_STORE, {"point": to_json(gated)})
 
     search = chosen.setup.search
     write_defaults(Layout(folder), SearchSettings(index=DEFAULT, gate=search.gate, skip=search.skip))
-    marks = unbeaten([(point.beyond, point.microseconds) for point in points])
+    marks = mark_front([(point.beyond, point.microseconds) for point in points])
     points = [replace(one, pareto=mark, chosen=one is chosen) for one, mark in zip(points, marks, strict=True)]
     nlm = perplexity(trials.traced.log_lm)
     paragraph = explain(vanilla, chosen, budget, held_out)

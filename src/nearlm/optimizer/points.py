@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nearlm.base import size
+from nearlm.base import line_up, size
 from nearlm.mixing import SHARES
 from nearlm.search import Retriever
 from nearlm.store import SearchSettings
@@ -33,6 +33,11 @@ class Setup:
         store = retriever.store
         kind = str(retriever.index.spec)
         return cls(len(store), store.dim, store.bytes, retriever.bytes + tables, kind, search.over(retriever.settings))
+
+    @property
+    def sizes(self) -> tuple[str, str, str]:
+        """How many records it has, and what these and all else take of a disk, for people."""
+        return f"{self.records:,}", size(self.store_bytes), size(self.index_bytes)
 
     @property
     def disk(self) -> int:
@@ -126,27 +131,22 @@ class Choice:
     paragraph: str
 
     @property
-    def chosen(self) -> Point:
+    def winner(self) -> Point:
         """The memory that was chosen."""
         return next(point for point in self.points if point.chosen)
 
     def table(self) -> str:
         """Return the points and the choice, for people; those that no other beats have a star."""
-        rows = [
-            f"{self.tokens:,} tokens; the LM alone has perplexity {self.nlm_perplexity:.3f}",
-            f"{'':42} {'perplexity':>10} {'(beyond)':>9} {'µs/token':>9} {'records':>11} {'store':>9} {'index':>9}",
-        ]
+        rows: list[tuple[str, ...]] = [("", "perplexity", "(beyond)", "µs/token", "records", "store", "index")]
         for point in (self.vanilla, *self.points):
-            setup = point.setup
             mark = "*" if point.pareto else " "
-            rows.append(
-                f"{'→' if point.chosen else mark} {point.label:40} {point.perplexity:10.3f} {point.beyond:+9.3f} "
-                f"{point.microseconds:9.1f} {setup.records:11,} {size(setup.store_bytes):>9} "
-                f"{size(setup.index_bytes):>9}"
-            )
+            name = f"{'→' if point.chosen else mark} {point.label}"
+            numbers = (f"{point.perplexity:.3f}", f"{point.beyond:+.3f}", f"{point.microseconds:.1f}")
+            rows.append((name, *numbers, *point.setup.sizes))
+        lines = [f"{self.tokens:,} tokens; the LM alone has perplexity {self.nlm_perplexity:.3f}", *line_up(rows)]
         if any(point.gate for point in self.points):
-            rows.append(f"with a gate: on the {self.held_out.tokens:,} tokens held out from its training")
-        return "\n".join([*rows, "", self.paragraph])
+            lines.append(f"with a gate: on the {self.held_out.tokens:,} tokens held out from its training")
+        return "\n".join([*lines, "", self.paragraph])
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def is_preferred(gated: Point, plain: Point, target: float) -> bool:
     return gated.sure and (plain.perplexity + plain.margin > target or gated.microseconds < plain.microseconds)
 
 
-def unbeaten(points: Sequence[tuple[float, float]]) -> list[bool]:
+def mark_front(points: Sequence[tuple[float, float]]) -> list[bool]:
     """Tell of points (perplexity, time) which no other beats in one and equals in the other."""
     return [not any(other[0] <= one[0] and other[1] <= one[1] and other != one for other in points) for one in points]
 

@@ -35,7 +35,7 @@ from nearlm.search import AUTO, PAPER, Retriever, build_index
 from nearlm.shrink import PruneOptions
 from nearlm.store import DEFAULT, Datastore, SearchSettings, Tuned, write_tuned
 
-KS = (1024, 512, 256, 128)
+NEIGHBORS_TRIED = (1024, 512, 256, 128)
 FINAL = "final"  # notes of a job
 _VANILLA = "vanilla"
 _ALL = slice(None)
@@ -65,11 +65,11 @@ class Trials(Bench):
         """Measure the paper's kNN-LM."""
         self.reporter.say("the vanilla kNN-LM: the paper's index, 32 lists, 1024 neighbours")
 
-        def measured() -> list[Point]:
+        def compute() -> list[Point]:
             trace = self._paper_trace
             return [replace(self.point(self.whole, trace.retriever, best_setting(trace)), label=_VANILLA)]
 
-        return self.measure_once(_VANILLA, measured)[0]
+        return self.measure_once(_VANILLA, compute)[0]
 
     @cached_property
     def log_vanilla(self) -> Doubles:
@@ -85,19 +85,19 @@ class Trials(Bench):
     def measure(self, shape: Shape, nprobes: Sequence[int]) -> list[Point]:
         """Measure a store of this shape with different numbers of lists, and of neighbours."""
 
-        def measured() -> list[Point]:
+        def compute() -> list[Point]:
             store = self.derive(shape)
             lists = self.open(store, AUTO).index.nprobe
             points = []
             for nprobe in nprobes if lists else (None,):
                 retriever = self.open(store, AUTO, nprobe=nprobe)
                 trace = self.trace(retriever)
-                for tuned in best_settings(trace, KS):
+                for tuned in best_settings(trace, NEIGHBORS_TRIED):
                     margin = self.margin(trace.log_p(tuned))
                     points.append(replace(self.point(shape, retriever, tuned), margin=margin))
             return points
 
-        points = self.measure_once(f"{shape.folder}-{'-'.join(map(str, nprobes))}", measured)
+        points = self.measure_once(f"{shape.folder}-{'-'.join(map(str, nprobes))}", compute)
         files.remove(self.work / shape.folder)
         return points
 
@@ -118,7 +118,7 @@ class Trials(Bench):
         if len(split.held) < TRUSTED_TOKENS:
             return None
 
-        def measured() -> Skipping:
+        def compute() -> Skipping:
             self.reporter.say("skipping searches")
             training = Training()
             search = point.setup.search
@@ -136,7 +136,7 @@ class Trials(Bench):
                 microseconds=1e6 * self.gate_seconds(gate),
             )
 
-        skipping = self.job.once("skipping", Skipping, measured)
+        skipping = self.job.once("skipping", Skipping, compute)
         self.reporter.say(
             f"  a gate: {skipping.microseconds:.1f} µs per token; perplexity x {skipping.ratios[0]:.3f} when nothing "
             f"is skipped, x {skipping.ratios[50]:.3f} when half is; to be sure of it takes {skipping.margin:.3f}"

@@ -1,7 +1,7 @@
 """The paper's ablations of adaptive retrieval on a test text: masks, weights, features, objectives, the oracle."""
 
-import time
-from collections.abc import Callable, Sequence
+import timeit
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -121,13 +121,13 @@ def by_rank(log_lm: Doubles, mixed: Doubles, scores: Doubles) -> list[float]:
 
 def equal_share(values: Sequence[float], vanilla: float) -> float:
     """Return the largest share up to which a curve is no worse than `vanilla`, between its points by a line."""
-    for number, value in enumerate(values):
-        if value > vanilla:
-            if number == 0:
-                return 0.0
-            before = values[number - 1]
-            return SKIPPED[number - 1] + (SKIPPED[number] - SKIPPED[number - 1]) * (vanilla - before) / (value - before)
-    return 1.0
+    above = next((number for number, value in enumerate(values) if value > vanilla), None)
+    if above is None:
+        return 1.0
+    if above == 0:
+        return 0.0
+    between = slice(above - 1, above + 1)
+    return float(np.interp(vanilla, values[between], SKIPPED[between]))
 
 
 def oracle(log_lm: Doubles, log_knn: Doubles, constant: float) -> Oracle:
@@ -176,21 +176,13 @@ class _Variants:
 
 
 def _speed(lm: LM, gate: Gate, bench: Bench, retriever: Retriever) -> PartSpeed:
-    """Time each part alone and say what tokens/s they add up to at every share."""
+    """Time each part alone, warm, and say what tokens/s they add up to at every share."""
     text = bench.traced.text
     batch = fill_batch(text.tokens, text.windows[plan_batches(text.windows, SCORE_BATCH_TOKENS)[0]])
     seconds = {
-        "lm": _time(lambda: lm.score(batch), len(batch.targets)),
+        "lm": timeit.repeat(lambda: lm.score(batch), number=1, repeat=2)[-1] / len(batch.targets),
         "search": 1 / bench.searches_per_second(retriever, gate.settings.k or 1),
         "gate": bench.gate_seconds(gate),
     }
     each = [1 / (seconds["lm"] + seconds["gate"] + (1 - share) * seconds["search"]) for share in SKIPPED]
     return PartSpeed(seconds, each)
-
-
-def _time(run: Callable[[], object], count: int) -> float:
-    """Return the seconds per token of a run, the first run not counted."""
-    run()
-    started = time.perf_counter()
-    run()
-    return (time.perf_counter() - started) / count

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from nearlm.base import Advance, Int32s, Ints, ModelError, OptionError, Reporter, StoreError, duration, files, size
+from nearlm.base import Advance, Int32s, Ints, Reporter, duration, files, size
+from nearlm.base.errors import ModelError, OptionError, StoreError, check_at_least
 from nearlm.model.pretrained import choose_device
 from nearlm.text import Windows
 
-CHECKPOINT_SECONDS = 120.0
+TRAINING_SAVE_SECONDS = 120.0
 _LOGIT_BYTES = 64 << 20  # of logits at a time; a larger batch is taken in parts
 _STAMP = "sound.json"  # of a checkpoint: written last
 _KEPT = 2  # checkpoints
@@ -40,16 +41,16 @@ class Schedule:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("window", 2), ("batch_tokens", 1), ("epochs", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise OptionError(f"{name} is {getattr(self, name)}, expected at least {least}")
+        check_at_least(2, window=self.window)
+        check_at_least(1, batch_tokens=self.batch_tokens, epochs=self.epochs)
+        check_at_least(0, seed=self.seed)
         if not 0 < self.rate < math.inf:
-            raise OptionError(f"rate is {self.rate}, expected a number above 0")
+            raise OptionError(f"`rate` is {self.rate}, expected a number above 0")
         if not 0 <= self.warmup < 1:
-            raise OptionError(f"warmup is {self.warmup}, expected a share of the steps: 0 or more, below 1")
+            raise OptionError(f"`warmup` is {self.warmup}, expected a share of the steps: 0 or more, below 1")
 
 
-class Examples(Dataset[dict[str, Tensor]]):
+class TrainingWindows(Dataset[dict[str, Tensor]]):
     """The windows of all epochs, each epoch in an order of its own; a window overlaps the next by one token."""
 
     def __init__(self, tokens: Int32s, windows: Windows, schedule: Schedule):
@@ -77,7 +78,7 @@ class Examples(Dataset[dict[str, Tensor]]):
         return int(self._windows.inputs[self._order[rows]].sum())
 
 
-def fit(model: Any, examples: Examples, schedule: Schedule, folder: Path, reporter: Reporter) -> list[float]:
+def fit(model: Any, examples: TrainingWindows, schedule: Schedule, folder: Path, reporter: Reporter) -> list[float]:
     """Train with transformers' `Trainer`, from the newest sound checkpoint on; return the loss of every step."""
     from transformers import PrinterCallback, Trainer
 
@@ -129,14 +130,14 @@ def _arguments(schedule: Schedule, rows: int, batch: int, steps: int, folder: Pa
     return arguments
 
 
-def _watch(examples: Examples, batch: int, steps: int, advance: Advance, reporter: Reporter) -> Any:
+def _watch(examples: TrainingWindows, batch: int, steps: int, advance: Advance, reporter: Reporter) -> Any:
     """Return the trainer's callback: progress, a forecast after the first steps, and checkpoints now and then."""
     from transformers import TrainerCallback
 
     class Watch(TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
             self.saved = time.monotonic()
-            self.pause = CHECKPOINT_SECONDS
+            self.pause = TRAINING_SAVE_SECONDS
             self.began = 0.0
             self.first = 0
             self.told = False
@@ -164,7 +165,7 @@ def _watch(examples: Examples, batch: int, steps: int, advance: Advance, reporte
             _stamp(Path(args.output_dir) / f"checkpoint-{state.global_step}")
             cost = time.monotonic() - self.saved
             self.saved = time.monotonic()
-            self.pause = CHECKPOINT_SECONDS * max(1.0, cost / _CHEAP_SECONDS)
+            self.pause = TRAINING_SAVE_SECONDS * max(1.0, cost / _CHEAP_SECONDS)
 
     return Watch()
 
@@ -201,7 +202,9 @@ def _rows_at_once(model: Any, batch: int, window: int) -> int:
     return max(rows for rows in range(1, batch + 1) if batch % rows == 0 and rows <= most)
 
 
-def _say_needs(model: Any, examples: Examples, steps: int, at_once: int, folder: Path, reporter: Reporter) -> None:
+def _say_needs(
+    model: Any, examples: TrainingWindows, steps: int, at_once: int, folder: Path, reporter: Reporter
+) -> None:
     """Say what a training needs, and refuse a disk that is too small for its checkpoints."""
     weights = sum(parameter.numel() for parameter in model.parameters())
     config = model.config.get_text_config()

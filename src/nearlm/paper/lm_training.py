@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from nearlm.base import QUIET, Int32s, Job, Json, Reporter, canonical_hash, files
-from nearlm.base.errors import OptionError, StoreError, TextError, import_extra
+from nearlm.base.errors import OptionError, StoreError, TextError, check_at_least, import_extra
 from nearlm.model import ModelSpec
 from nearlm.model.lm import longest_window, tokenizer_fingerprint
 from nearlm.model.pretrained import load_pretrained, quiet_transformers
-from nearlm.paper.lm_fitting import Examples, Schedule, fit, sound_checkpoint
+from nearlm.paper.lm_fitting import Schedule, TrainingWindows, fit, sound_checkpoint
 from nearlm.store import difference
 from nearlm.text import (
     Corpus,
@@ -39,7 +39,7 @@ from nearlm.text import (
 DONE = "training.json"  # of a finished model folder
 BOS = "<|bos|>"
 EOS = "<|eos|>"
-_BYTES = 256  # that every byte-level vocabulary begins with
+_BYTES = 256  # that every byte-level vocabulary begins with; BOS and EOS follow
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,10 @@ class SmallLM(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("dim", "layers", "heads", "mlp"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name} is {getattr(self, name)}, expected at least 1")
-        if self.vocabulary < _BYTES + 2:
-            raise OptionError(f"vocabulary is {self.vocabulary}, expected at least {_BYTES + 2}: bytes, BOS, EOS")
+        check_at_least(1, dim=self.dim, layers=self.layers, heads=self.heads, mlp=self.mlp)
+        check_at_least(_BYTES + 2, vocabulary=self.vocabulary)
         if self.dim % (2 * self.heads):
-            raise OptionError(f"dim is {self.dim}, expected a multiple of twice the {self.heads} heads")
+            raise OptionError(f"`dim` is {self.dim}, expected a multiple of twice the {self.heads} heads")
 
 
 FINETUNING = Schedule(batch_tokens=2048, epochs=1, rate=1e-4)
@@ -93,12 +90,13 @@ def finetune(
     spec = ModelSpec(model) if isinstance(model, str) else model
     refused = [name for name in ("quantization", "adapter") if getattr(spec, name)]
     if refused:
-        raise OptionError(f"--{refused[0]} {getattr(spec, refused[0])} cannot be fine-tuned; name a plain model")
-    _need_accelerate()
+        raise OptionError(f"`{refused[0]}={getattr(spec, refused[0])!r}` cannot be fine-tuned; name a plain model")
+    source = TextSource.of(text)
+    check_training(source.max_tokens)
     original, tokenizer = load_pretrained(replace(spec, dtype="float32"))
     limit = longest_window(original)
     options = replace(options, window=min(options.window, limit or options.window))
-    task = _Task(Path(out), TextSource.of(text), options, reporter)
+    task = _Task(Path(out), source, options, reporter)
     asked = task.request(model=_weights_hash(original), tokenizer=tokenizer_fingerprint(tokenizer))
     return task.run(asked, lambda: (original.requires_grad_(True), tokenizer))
 
@@ -203,7 +201,7 @@ class _Task:
         """Train on the text and put the finished folder in its place."""
         tokens, text = self._read(tokenizer)
         windows = plan_windows(np.array([0, len(tokens)]), self.schedule.window - 1, self.schedule.window - 1)
-        examples = Examples(tokens, windows, self.schedule)
+        examples = TrainingWindows(tokens, windows, self.schedule)
         cached = model.config.use_cache
         losses = fit(model, examples, self.schedule, self.job.folder, self.reporter)
         model.config.use_cache = cached  # the trainer turns it off
@@ -311,10 +309,6 @@ def _weights_hash(model: nn.Module) -> str:
 
 def check_training(tokens: int | None) -> None:
     """Refuse, before the work, what cannot be trained on, or without."""
-    _need_accelerate()
+    import_extra("accelerate", "training a model", "train")
     if tokens is not None and tokens < 2:
         raise OptionError(f"the number of tokens is {tokens}, expected at least 2")
-
-
-def _need_accelerate() -> None:
-    import_extra("accelerate", "training a model", "train")

@@ -5,7 +5,7 @@ are timed end to end, in short rounds, and compared within each round; the other
 of their parts added, each measured next to a search of the vanilla kNN-LM: a machine's speed drifts.
 """
 
-import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import cycle, islice, permutations
@@ -114,9 +114,7 @@ class Memories:
             tables = memory.gate.bytes
         retrieving = float(np.mean(lam > 0))
         searches = median(self.test.searches_per_second(memory.retriever, k) / pace() for _ in range(times))
-        started = time.perf_counter()
-        trace.log_p_knn(memory.knn_temperature)
-        mixing = (time.perf_counter() - started) / len(traced)
+        mixing = timeit.timeit(lambda: trace.log_p_knn(memory.knn_temperature), number=1) / len(traced)
         seconds = extra + retrieving * (1 / searches + mixing)
         search = memory.settings if memory.gate is None else replace(memory.settings, lam=None)
         return Row(

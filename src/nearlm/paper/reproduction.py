@@ -5,6 +5,7 @@ What has been measured stands in the folder as plain files; a run resumes with w
 
 import os
 import platform
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -12,6 +13,8 @@ from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from nearlm.base import Reporter, StoreError, TextError, cache_dir, canonical_hash, files, store_folder
 from nearlm.base.records import from_json, to_json
@@ -35,10 +38,11 @@ BUDGET = 0.1
 DEMO_PARTS = ("choice", "main", "continuation")
 ALL_PARTS = ("choice", "main", "baseline", "adaptive", "pruning", "pca", "k", "continuation")
 _NEW_TOKENS = 48
+_PROMPT_TOKENS = 20
 _PENALTY = 1.1  # without one a small LM soon repeats itself
 _VERSIONS = ("nearlm", "torch", "transformers", "faiss-cpu", "numba")
 
-Measured = tuple[Any, Sequence[Any]]  # a part, and its rows
+PartAndRows = tuple[Any, Sequence[Any]]  # a part, and its rows
 
 
 class Reproduction:
@@ -146,16 +150,16 @@ class Reproduction:
         )
         self.results.save("about", about)
 
-    def _choice(self) -> Measured:
+    def _choice(self) -> PartAndRows:
         valid = self.setting.valid_source
         choice = optimize(self.store, valid, self.best, self.lm, budget=BUDGET, reporter=self.reporter)
         return choice, [choice.vanilla, *choice.points]
 
-    def _main(self) -> Measured:
+    def _main(self) -> PartAndRows:
         best = Datastore.open(self.best)
         return _with_rows(main_table(self.memories, best, budget=BUDGET, rounds=self.setting.rounds))
 
-    def _baseline(self) -> Measured:
+    def _baseline(self) -> PartAndRows:
         return _with_rows(baseline(self.memories, 1 / self._lm_speed()))
 
     def _lm_speed(self) -> float:
@@ -179,7 +183,7 @@ class Reproduction:
         self.results.save("baseline", *_with_rows(replace(known, rows=[*known.rows, row])))
         self._about(time.monotonic() - started)
 
-    def _adaptive(self) -> Measured:
+    def _adaptive(self) -> PartAndRows:
         gate = self.memories.gate(self.memories.tune(self.store, PAPER), BUDGET).gate
         assert gate is not None
         setting = self.setting
@@ -193,20 +197,20 @@ class Reproduction:
         ]
         return found, rows
 
-    def _pruning(self) -> Measured:
-        found = {method: self._swept(self.setting.keeps, SweepOptions("keep", method)) for method in TAKES}
+    def _pruning(self) -> PartAndRows:
+        found = {method: self._sweep_once(self.setting.keeps, SweepOptions("keep", method)) for method in TAKES}
         return found, [{"method": name, **to_json(point)} for name, one in found.items() for point in one.points]
 
-    def _pca(self) -> Measured:
+    def _pca(self) -> PartAndRows:
         dims = [dim for dim in self.setting.dims if dim <= self.store.dim]
-        found = self._swept(dims, SweepOptions("dim", factory="IVF1024,SQ8", nprobe=8))
+        found = self._sweep_once(dims, SweepOptions("dim", factory="IVF1024,SQ8", nprobe=8))
         return found, found.points
 
-    def _k(self) -> Measured:
-        found = self._swept(self.setting.ks, SweepOptions("k", factory=PAPER))
+    def _k(self) -> PartAndRows:
+        found = self._sweep_once(self.setting.ks, SweepOptions("k", factory=PAPER))
         return found, found.points
 
-    def _swept(self, values: Sequence[float], options: SweepOptions) -> Sweep:
+    def _sweep_once(self, values: Sequence[float], options: SweepOptions) -> Sweep:
         """Sweep, or find that it has been done: a part may have several sweeps."""
         noted = self.out / "sweep" / f"{options.method or options.over}.json"
         if not noted.exists():
@@ -215,9 +219,9 @@ class Reproduction:
             files.write_json(noted, to_json(found))
         return from_json(Sweep, files.read_json(noted), noted)
 
-    def _continuation(self) -> Measured:
+    def _continuation(self) -> PartAndRows:
         knnlm = KNNLM.load(self.best, self.lm)
-        prompt = self.setting.prompt
+        prompt = self.setting.prompt or self._opening()
         options: dict[str, Any] = {"max_new_tokens": _NEW_TOKENS, "do_sample": False, "repetition_penalty": _PENALTY}
         without = KNNLM.load(self.best, self.lm, knn=False).generate(prompt, **options)
         start, new = knnlm.generate_ids([prompt], **options)[0]
@@ -225,8 +229,15 @@ class Reproduction:
         written = self.lm.tokenizer.decode(new, skip_special_tokens=True)
         return Continuation(prompt, without, written, tokens), []
 
+    def _opening(self) -> str:
+        """Return how the longest document of the test text begins, up to the end of a word."""
+        text = self.memories.test.traced.text
+        start = text.bounds[np.argmax(np.diff(text.bounds))]
+        opening = self.lm.tokenizer.decode(text.tokens[start : start + _PROMPT_TOKENS], skip_special_tokens=True)
+        return re.sub(r"\s+\S*$", "", opening.strip().rstrip("\ufffd"))
 
-def _with_rows(table: MainTable) -> Measured:
+
+def _with_rows(table: MainTable) -> PartAndRows:
     rows = [
         {**to_json(row), "speedup": table.speedup(row), "share_of_nlm": table.speedup(row, NLM)} for row in table.rows
     ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from nearlm.base import Json, files, from_json, size, to_json
+from nearlm.base import Json, StoreError, files, from_json, line_up, to_json
 from nearlm.knnlm import Explanation
 from nearlm.optimizer import Choice, Setup
 
@@ -52,29 +52,39 @@ class MainTable:
 
     def row(self, name: str) -> Row:
         """Return the row of a name."""
-        return next(row for row in self.rows if row.name == name)
+        rows = {row.name: row for row in self.rows}
+        if name not in rows:
+            raise StoreError(f"the table has no row {name!r}, only {', '.join(map(repr, rows))}; measure it again")
+        return rows[name]
 
     def speedup(self, row: Row, than: str = VANILLA) -> float:
         """Return a row's speed against that of another."""
         return row.tokens_per_second / self.row(than).tokens_per_second
 
+    def nlm_share(self, row: Row) -> str:
+        """Return a row's speed as a share of the LM's, for people: ≈ 100 % where the rounds cannot tell them apart.
+
+        That is a difference of at most half the rounds' range, or any gain: a memory does not make the LM faster.
+        """
+        share = self.speedup(row, NLM)
+        rounds = zip(self.rounds.get(row.name, ()), self.rounds.get(NLM, ()), strict=False)
+        shares = [speed / alone for speed, alone in rounds] or [share]
+        if row.setup and share + (max(shares) - min(shares)) / 2 >= 1:
+            return "≈\xa0100\xa0%"
+        return f"{100 * share:.0f}\xa0%"
+
     def table(self) -> str:
         """Return the rows, for people."""
-        lines = [
-            f"{self.tokens:,} test tokens",
-            f"{'':22} {'perplexity':>10} {'tokens/s':>9} {'speed-up':>8} {'of NLM':>7} {'µs beyond':>9} {'skipped':>8} "
-            f"{'records':>10} {'store':>9} {'index':>9}",
-        ]
+        speeds = ("tokens/s", "speed-up", "of NLM", "µs beyond", "skipped")
+        rows: list[tuple[str, ...]] = [("", "perplexity", *speeds, "records", "store", "index")]
         for row in self.rows:
-            bulk = ""
-            if row.setup:
-                bulk = f"{row.setup.records:10,} {size(row.setup.store_bytes):>9} {size(row.setup.index_bytes):>9}"
-            lines.append(
-                f"{row.name:22} {row.perplexity:10.3f} {row.tokens_per_second:9,.0f}{'*' if row.end_to_end else ' '}"
-                f"{self.speedup(row):7.2f}× {self.speedup(row, NLM):7.1%} {row.microseconds:9.1f} "
-                f"{row.skipped:8.0%} {bulk}"
-            )
-        return "\n".join([*(line.rstrip() for line in lines), "* timed end to end; the others from their parts"])
+            speed = f"{row.tokens_per_second:,.0f}{'*' if row.end_to_end else ' '}"
+            faster = (f"{self.speedup(row):.2f}×", self.nlm_share(row))
+            costs = (f"{row.microseconds:.0f}", f"{row.skipped:.0%}")
+            sizes = row.setup.sizes if row.setup else ()
+            rows.append((row.name, f"{row.perplexity:.3f}", speed, *faster, *costs, *sizes))
+        end = "* timed end to end; the others from their parts"
+        return "\n".join([f"{self.tokens:,} test tokens", *line_up(rows), end])
 
 
 @dataclass(frozen=True)
@@ -103,26 +113,25 @@ class Sweep:
     def table(self) -> str:
         """Return the points, for people; those that no other beats in both speed and perplexity have a star."""
         what = f"{self.over} ({self.method})" if self.method else self.over
-        rows = [
-            f"{self.tokens:,} tokens; the LM alone has perplexity {self.nlm_perplexity:.3f}; index {self.factory}",
-            f"{what:>18} {'records':>11} {'dim':>5} {'store':>9} {'index':>9} {'k':>5} {'nprobe':>6} "
-            f"{'searches/s':>10} {'perplexity':>10} {'T':>7} {'λ':>5}",
-        ]
+        names = ("records", "store", "index", "dim", "k", "nprobe", "searches/s", "perplexity", "T", "λ")
+        rows: list[tuple[str, ...]] = [(f"  {what}", *names)]
         for point in self.points:
-            setup = point.setup
-            search = setup.search
+            search = point.setup.search
             value = "as it is" if point.value is None else f"{point.value:g}"
-            rows.append(
-                f"{'*' if point.pareto else ' '}{value:>17} {setup.records:11,} {setup.dim:5} "
-                f"{size(setup.store_bytes):>9} {size(setup.index_bytes):>9} {search.k:5} {search.nprobe or '-':>6} "
-                f"{point.searches_per_second:10,.0f} {point.perplexity:10.3f} "
-                f"{search.knn_temperature:7g} {search.lam:5g}"
-            )
+            name = f"{'*' if point.pareto else ' '} {value}"
+            settings = (f"{point.setup.dim}", f"{search.k}", f"{search.nprobe or '-'}")
+            found = (f"{point.searches_per_second:,.0f}", f"{point.perplexity:.3f}")
+            tuned = (f"{search.knn_temperature:g}", f"{search.lam:g}")
+            rows.append((name, *point.setup.sizes, *settings, *found, *tuned))
+        lines = [
+            f"{self.tokens:,} tokens; the LM alone has perplexity {self.nlm_perplexity:.3f}; index {self.factory}",
+            *line_up(rows),
+        ]
         kinds = list(dict.fromkeys(point.setup.kind for point in self.points))
         if len(kinds) > 1:
-            rows += [f" {'index':>17} {kind}" for kind in kinds]
-        rows += [f" {value:>17} left out: {why}" for value, why in self.left_out.items()]
-        return "\n".join(rows)
+            lines += [f"  index {kind}" for kind in kinds]
+        lines += [f"  {value} left out: {why}" for value, why in self.left_out.items()]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -177,23 +186,21 @@ class Ablation:
 
     def table(self) -> str:
         """Return what was found, for people."""
-        rows = [
+        rows = [["share skipped", *(f"{share:.0%}" for share in self.shares[::2])]]
+        rows += [[name, *(f"{value:.3f}" for value in values[::2])] for name, values in self.all_curves.items()]
+        rows.append(["tokens/s, from its parts", *(f"{value:.0f}" for value in self.speed.tokens_per_second[::2])])
+        halves = [[f"  {'+'.join(row.features)}", f"at 50 %: {row.perplexity[10]:.3f}"] for row in self.features]
+        lines = [
             f"{self.tokens:,} tokens; perplexity of the LM {self.nlm_perplexity:.3f}, with λ={self.lam:g} "
             f"{self.vanilla_perplexity:.3f}, with the test's own best λ={self.best_lam:g} "
             f"{self.best_constant_perplexity:.3f}",
-            f"{'share skipped':28}" + "".join(f"{share:8.0%}" for share in self.shares[::2]),
-        ]
-        for name, values in self.all_curves.items():
-            rows.append(f"{name:28}" + "".join(f"{value:8.3f}" for value in values[::2]))
-        speeds = "".join(f"{value:8.0f}" for value in self.speed.tokens_per_second[::2])
-        rows.append(f"{'tokens/s, from its parts':28}{speeds}")
-        rows.append(f"the gate is as good as λ={self.lam:g} for all up to {self.equal_share:.0%} skipped")
-        rows.append(
+            *line_up(rows),
+            f"the gate is as good as λ={self.lam:g} for all up to {self.equal_share:.0%} skipped",
             f"oracle: {self.oracle.skipped:.0%} need no memory; perplexity {self.oracle.constant:.3f} with "
-            f"λ={self.lam:g}, {self.oracle.best:.3f} with the better of the two"
-        )
-        rows += [f"  {'+'.join(row.features):28} at 50 %: {row.perplexity[10]:.3f}" for row in self.features]
-        return "\n".join(rows)
+            f"λ={self.lam:g}, {self.oracle.best:.3f} with the better of the two",
+            *line_up(halves),
+        ]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -288,10 +295,9 @@ class Results:
         self.folder.mkdir(parents=True, exist_ok=True)
         if rows:
             flat = [_flat(to_json(row)) for row in rows]
+            names = dict.fromkeys(name for row in flat for name in row)
             text = io.StringIO()
-            writer = csv.DictWriter(
-                text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n"
-            )
+            writer = csv.DictWriter(text, list(names), lineterminator="\n")
             writer.writeheader()
             writer.writerows(flat)
             files.write_bytes(self.folder / f"{part}.csv", text.getvalue().encode())

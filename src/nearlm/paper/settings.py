@@ -34,7 +34,7 @@ class Setting:
     keeps: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8)
     dims: tuple[int, ...] = (32, 64, 128, 256, 384, 512)
     ks: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512)
-    prompt: str = ""
+    prompt: str = ""  # none: how a document of the test text begins
     paper: tuple[PaperRow, ...] = ()
 
     @property
@@ -87,7 +87,31 @@ def find_setting(name: str) -> Setting:
 
 
 def change(setting: Setting, **given: str | tuple[str, ...] | None) -> Setting:
-    """Return a setting with another model or other texts; another model or training text makes a store of its own."""
+    """Return a setting with another model or other texts, and words that name them.
+
+    Another model or training text makes a store of its own; other texts are continued from how one of them begins.
+    """
     new: Json = {name: value for name, value in given.items() if value}
-    new |= {"store": None} if new.keys() & {"model", "train"} else {}
-    return replace(setting, **new) if new else setting
+    if not new:
+        return setting
+    if new.keys() & {"model", "train"}:
+        new["store"] = None
+    if new.keys() & {"train", "test"}:
+        new["prompt"] = ""
+    own = replace(setting, **new)
+    return replace(own, title=_title(own), text=_text(own))
+
+
+def _title(setting: Setting) -> str:
+    """Name the model and the texts, without the folders that they lie in."""
+    model = "A small LM" if setting.model == TRAINED else Path(setting.model).name
+    train, test = (", ".join(Path(text).name or text for text in texts) for texts in (setting.train, setting.test))
+    return f"{model} with a memory of {train}, tested on {test}"
+
+
+def _text(setting: Setting) -> str:
+    model = f"The model is {setting.model}"
+    if setting.model == TRAINED:
+        model = "The model is a small LM that was trained on the store's text"
+    train, valid, test = (", ".join(texts) for texts in (setting.train, setting.valid, setting.test))
+    return f"{model}. The store holds {train}; the text to tune on is {valid}, the text to test on {test}."

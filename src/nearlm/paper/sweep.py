@@ -6,20 +6,22 @@ folder, so that it resumes after a kill; stores made for a point, and an index t
 itself, are removed when they have served, unless the stores are wanted.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nearlm.base import QUIET, Job, OptionError, Reporter, canonical_hash, files, to_json
+from nearlm.base import QUIET, Job, OptionError, Reporter, canonical_hash, check_at_least, files, to_json
 from nearlm.mixing import LMTrace, best_settings, perplexity, trace_text
 from nearlm.model.lm import LM
-from nearlm.optimizer import Bench, Setup, known_index, unbeaten
+from nearlm.optimizer import Bench, Setup, mark_front, own_name
 from nearlm.paper.results import Sweep, SweepPoint
 from nearlm.search import AUTO, Retriever, choose_index
 from nearlm.shrink import TAKES, PruneOptions
 from nearlm.store import Datastore, SearchSettings
 from nearlm.text import Texts
 
+_INDEXES = "indexes"  # of a job: what it made in the user's store
 OVER = ("dim", "keep", "neighbors", "k", "nprobe")
 
 
@@ -47,8 +49,7 @@ class SweepOptions:
             raise OptionError(f"`method` is {self.method!r}, expected one of {', '.join(TAKES)}")
         if self.method is not None and self.over != "keep":
             raise OptionError(f"`method` has no effect with `over={self.over!r}`; it goes with `over='keep'`")
-        if self.k < 1:
-            raise OptionError(f"`k` is {self.k}, expected at least 1")
+        check_at_least(1, k=self.k)
 
     def check(self, store: Datastore, values: Sequence[float]) -> None:
         """Refuse, before the work, what cannot be swept."""
@@ -63,14 +64,10 @@ class SweepOptions:
             if over != "keep" and (value < 1 or value != int(value)):
                 raise OptionError(f"`over={over!r}` has {value:g}, expected whole numbers from 1 on")
             if over == "dim" and value > store.dim:
-                raise OptionError(
-                    f"`over='dim'` has {value:g}, expected at most {store.dim}, the width of the store's keys"
-                )
+                raise OptionError(f"`over='dim'` has {value:g}, expected at most {store.dim}, the width of a key")
         spec = choose_index(self.factory, len(store), store.dim, self.nprobe)
         if over == "nprobe" and spec.nprobe is None:
-            raise OptionError(
-                f"an index of kind {self.factory!r} has no lists at this size, so `over='nprobe'` has no effect"
-            )
+            raise OptionError(f"`over='nprobe'` has no effect: {self.factory!r} has no lists at this size")
 
     @property
     def used_method(self) -> str | None:
@@ -93,18 +90,17 @@ def sweep(
     traced = trace_text(lm, store, text, reporter)
     out.mkdir(parents=True, exist_ok=True)
     with files.lock(out):
-        swept = _Swept(store, traced, options, out, reporter)
-        points = [swept.point(None)]
+        bench = _SweepBench(store, traced, options, out, reporter)
+        points = [bench.point(None)]
         left_out = {}
         for number, value in enumerate(values, 1):
             reporter.say(f"point {number} of {len(values)}: {options.over} {value:g}")
             try:
-                points.append(swept.point(value))
+                points.append(bench.point(value))
             except OptionError as error:  # e.g. merging that cannot get down to so few records
                 left_out[f"{value:g}"] = str(error)
                 reporter.say(f"left out: {error}")
-        swept.job.close()  # a sweep that is asked for again is measured again
-        files.remove(store.layout.index(swept.own_index).folder)
+        bench.close()
     return Sweep(
         over=options.over,
         method=options.used_method,
@@ -118,11 +114,11 @@ def sweep(
 
 def pareto_front(points: Sequence[SweepPoint]) -> list[SweepPoint]:
     """Mark the points that no other beats in speed and perplexity alike."""
-    best = unbeaten([(point.perplexity, -point.searches_per_second) for point in points])
+    best = mark_front([(point.perplexity, -point.searches_per_second) for point in points])
     return [replace(point, pareto=mark) for point, mark in zip(points, best, strict=True)]
 
 
-class _Swept(Bench):
+class _SweepBench(Bench):
     """Makes and measures the points of one sweep, and notes them."""
 
     def __init__(self, store: Datastore, traced: LMTrace, options: SweepOptions, out: Path, reporter: Reporter):
@@ -136,10 +132,22 @@ class _Swept(Bench):
         self.stores = out if options.save_stores else self.job.folder / "stores"
         self.usual: float | None = None  # searches per second of the store as it is, when it was measured
 
-    @property
-    def own_index(self) -> str:
-        """The name of the index that a store gets, unless it has one of the kind."""
-        return f"sweep-{self.options.factory}".replace(",", "-")
+    def name_index(self, store: Datastore, kind: str) -> str:
+        """Return how to call an index that has to be made; one in the user's own store is new there, and noted."""
+        if store is not self.store:
+            return own_name(kind)
+        made = self.job.state(_INDEXES)
+        if kind not in made:
+            numbered = (f"{own_name(kind)}-{number}" for number in itertools.count(1))
+            made[kind] = next(name for name in numbered if not store.layout.index(name).folder.exists())
+            self.job.note(_INDEXES, made)
+        return str(made[kind])
+
+    def close(self) -> None:
+        """Remove the indexes that were made in the user's store, and forget what was measured."""
+        for name in self.job.state(_INDEXES).values():
+            files.remove(self.store.layout.index(name).folder)
+        self.job.close()
 
     def point(self, value: float | None) -> SweepPoint:
         """Measure one value, or the store as it is, unless an earlier run has."""
@@ -168,7 +176,7 @@ class _Swept(Bench):
         if self.options.over == "dim":
             return self.reduce(self.store, int(value), folder)
         method = self.options.used_method or "merge"
-        index = known_index(self.store, AUTO) if "index" in TAKES[method] else None
+        index = self.index(self.store, AUTO) if "index" in TAKES[method] else None
         if self.options.over == "neighbors":
             return self.prune(PruneOptions(method, neighbors=int(value), index=index), folder)
         return self.prune(PruneOptions(method, keep=value, index=index), folder)
@@ -184,7 +192,7 @@ class _Swept(Bench):
 
     def open_index(self, store: Datastore, nprobe: int | None) -> Retriever:
         """Open the index of a store that has one, or make it."""
-        retriever = Retriever(store, self.index(store, self.options.factory, self.own_index))
+        retriever = Retriever(store, self.index(store, self.options.factory))
         if nprobe and retriever.index.nprobe:
             retriever.index.set_nprobe(nprobe)
         return retriever

@@ -15,7 +15,7 @@ from nearlm.search.kinds import AUTO, IndexSpec, choose_index, sample_size
 from nearlm.store import DEFAULT, Datastore, is_key_file
 
 BLOCK = 1 << 14
-CHECKPOINT_SECONDS = 60.0
+INDEX_SAVE_SECONDS = 60.0
 _SEED = 0
 
 
@@ -118,7 +118,7 @@ class _Indexer:
                 block = self.store.keys[index.records : index.records + BLOCK]
                 index.add(block.astype(np.float32))
                 advance(len(block))
-                if time.monotonic() - noted >= CHECKPOINT_SECONDS:
+                if time.monotonic() - noted >= INDEX_SAVE_SECONDS:
                     self._save(index)
                     noted = time.monotonic()
         return self._save(index)

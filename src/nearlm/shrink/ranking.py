@@ -15,7 +15,7 @@ from nearlm.shrink.options import PruneOptions
 from nearlm.shrink.selection import Selection, target
 from nearlm.store import DEFAULT, Derivation
 
-CHECKPOINT_SECONDS = 30.0
+RANKS_SAVE_SECONDS = 30.0
 
 
 def select(work: Derivation, options: PruneOptions) -> Selection:
@@ -57,7 +57,7 @@ def _compute(work: Derivation, search: SelfSearch, k: int, count_self: bool) -> 
             _add_ranks(ids, start, count_self, g)
             advance(len(ids))
             searched = start + len(ids)
-            if time.monotonic() - noted >= CHECKPOINT_SECONDS or searched == records:
+            if time.monotonic() - noted >= RANKS_SAVE_SECONDS or searched == records:
                 _file(work.job, searched, records).write(g)
                 work.job.note("rank", {"searched": searched})
                 if done:

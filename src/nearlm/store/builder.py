@@ -17,7 +17,7 @@ from nearlm.store.manifest import FORMAT, Manifest, SegmentInfo, ShardInfo, Toke
 from nearlm.store.model_files import describe_model, save_model
 from nearlm.store.plan import BuildOptions, BuildPlan, difference
 from nearlm.store.shards import ShardWriter, estimate_time
-from nearlm.store.writing import announce_needs, begin_or_resume, finish, writing
+from nearlm.store.writing import announce_needs, begin_or_resume, finish, throw_away, writing
 from nearlm.text import (
     Framing,
     Segment,
@@ -93,10 +93,8 @@ class _Builder:
                 f"{self.folder} was made from the store {self.old.parent.name!r}, so no text can be appended to it; "
                 "append to that one and make this one again, or choose another `out`"
             )
-        if restart and self.old and not self.append:
-            raise StoreError(f"{self.folder} is a finished store; `restart=True` throws away unfinished builds only")
         if restart:
-            self.job.discard(self._left())
+            throw_away(self.job, self._left(), finished=self.old is not None and not self.append)
 
     def _left(self) -> list[Path]:
         """List what an unfinished build or append has left."""

@@ -14,7 +14,7 @@ from nearlm.base.progress import Advance, Reporter
 from nearlm.store.datastore import Datastore
 from nearlm.store.layout import Layout
 from nearlm.store.manifest import Manifest, ModelInfo, ParentInfo, ShardInfo, Step
-from nearlm.store.writing import announce_needs, begin_or_resume, finish, portable_path, writing
+from nearlm.store.writing import announce_needs, begin_or_resume, finish, portable_path, throw_away, writing
 
 BLOCK = 1 << 14  # records that are read, computed and written at a time
 Compute = Callable[[slice], Iterable[tuple[str, Array]]]
@@ -99,10 +99,10 @@ def derive(
     layout = Layout(folder)
     job = layout.derive_job
     with writing(folder, job):
+        if restart:
+            throw_away(job, _left(job), finished=layout.is_store)
         if layout.is_store:
             return _open_finished(layout, parent, step, reporter)
-        if restart:
-            job.discard(_left(job))
         asked = {"command": step.command, "options": to_json(step.options)}
         plan = {**asked, "parent": parent.checksum, "rests_on": prepare()}
         begin_or_resume(job, "store", plan, _left(job), lambda begun: _change(begun, plan), reporter)

@@ -41,6 +41,13 @@ def refuse_foreign(folder: Path, job: Job) -> None:
         raise StoreError(f"{folder} is not a store but holds {strangers[0]!r}; choose an empty or new folder for `out`")
 
 
+def throw_away(job: Job, left: Iterable[Path], *, finished: bool) -> None:
+    """Forget an unfinished job and what it has left, as `restart` asks; a store that is finished is refused."""
+    if finished:
+        raise StoreError(f"{job.folder.parent} is a finished store; `restart=True` throws away unfinished ones only")
+    job.discard(left)
+
+
 def begin_or_resume(
     job: Job, what: str, plan: Json, left: Iterable[Path], change: Callable[[Json], str | None], reporter: Reporter
 ) -> None:

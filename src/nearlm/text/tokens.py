@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nearlm.base import Advance, Ints, Job, Reporter, StoreError, TextError, from_json, to_json
+from nearlm.base.jobs import CHECKPOINT_SECONDS
 from nearlm.text.corpus import Corpus
 from nearlm.text.pieces import PIECE
 from nearlm.text.segments import Framing, Piece, Progress, Segment, Writer, open_writer
 from nearlm.text.windows import Windows
 
-CHECKPOINT_SECONDS = 2.0
 _BATCH_CHARACTERS = PIECE * (os.cpu_count() or 1)  # a piece for each core
 _STEP = "tokens"
 _Noted = TypeVar("_Noted")

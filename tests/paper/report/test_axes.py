@@ -9,7 +9,7 @@ from nearlm.paper.report import figures
 def test_numbers_on_an_axis_do_not_touch():
     points = [measured.point(dim, 9.2, 100.0, dim=dim) for dim in (32, 256, 512)]
     points.append(measured.point(None, 9.1, 90.0))  # the store as it is, of 576
-    figure = figures.sweep(measured.sweep("dim", points))
+    figure = figures.sweep_perplexity(measured.sweep("dim", points))
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["32", "256", "", "576"]
 
 

@@ -59,7 +59,7 @@ def test_one_point_is_enough_for_a_figure(tmp_path, part, name, recwarn):
 def test_points_that_were_not_measured_are_left_out():
     found = measured.k_sweep()
     points = [replace(point, perplexity=math.nan) if point.value == 16 else point for point in found.points]
-    (line, *_) = figures.sweep(replace(found, points=points)).axes[0].lines
+    (line, *_) = figures.sweep_perplexity(replace(found, points=points)).axes[0].lines
     assert list(line.get_xdata()) == [8, 32, 64, 128, 256, 512, 1024]
 
 
@@ -99,10 +99,10 @@ def test_an_ablation_is_drawn_with_and_without_variants(tmp_path):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_an_axis_says_what_was_varied(sweep, expected):
-    assert figures.sweep(sweep).axes[0].get_xlabel() == expected
+    assert figures.sweep_perplexity(sweep).axes[0].get_xlabel() == expected
 
 
 @pytest.mark.parametrize(("over", "expected"), [("keep", 100.0), ("dim", 576.0), ("nprobe", 24.0), ("neighbors", 1.0)])
 def test_the_store_as_it_is_has_a_star_at_its_own_value(over, expected):
-    star = figures.sweep(measured.sweep(over, [measured.point(None, 9.1, 90.0)])).axes[0].lines[-1]
+    star = figures.sweep_perplexity(measured.sweep(over, [measured.point(None, 9.1, 90.0)])).axes[0].lines[-1]
     assert (star.get_marker(), star.get_xdata()[0]) == ("*", expected)

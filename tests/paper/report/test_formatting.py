@@ -12,10 +12,10 @@ from nearlm.paper.report import formatting
 @pytest.mark.parametrize(
     ("write", "value", "expected"),
     [
-        (formatting.perplexity, 9.1849, "9.18"),
-        (formatting.perplexity, 106.56, "106.6"),
-        (formatting.perplexity, None, "–"),
-        (formatting.perplexity, math.nan, "–"),
+        (formatting.ppl, 9.1849, "9.18"),
+        (formatting.ppl, 106.56, "106.6"),
+        (formatting.ppl, None, "–"),
+        (formatting.ppl, math.nan, "–"),
         (formatting.speed, 27800.4, "27,800"),
         (formatting.speed, 0.8234, "0.82"),
         (formatting.times, 1.2248, "1.22×"),
@@ -35,7 +35,7 @@ def test_numbers_are_written_for_people(write, value, expected):
 
 
 def test_what_cannot_be_shown_becomes_a_replacement_character():
-    assert formatting.printable("a\x00b\x1bc\ud800d\r\ne\rf\t") == "a\ufffdb\ufffdc\ufffdd\ne\nf\t"
+    assert formatting.displayable("a\x00b\x1bc\ud800d\r\ne\rf\t") == "a\ufffdb\ufffdc\ufffdd\ne\nf\t"
 
 
 def test_line_breaks_and_tabs_of_a_token_are_made_visible():

@@ -162,6 +162,14 @@ def test_without_the_papers_numbers_or_variants_the_page_has_none(tmp_path, sket
     assert drawn == {"intro", "adaptive", "adaptive-speed", "masks"}
 
 
+def test_a_speed_within_the_noise_is_not_given_exactly(tmp_path, sketched):
+    main = measured.main_table()
+    rows = [replace(row, tokens_per_second=326.0) if row.name == "+ All" else row for row in main.rows]
+    found = replace(main, rows=rows, rounds={**main.rounds, "+ All": [318.0, 326.0, 331.0]})
+    said = Page(write(tmp_path, Parts(main=found))[1]).said()
+    assert said.count("≈\xa0100\xa0%") == 2 and "101" not in said  # in the table and above it
+
+
 def test_a_continuation_without_tokens_is_shown_as_text(tmp_path):
     page = Page(write(tmp_path, Parts(continuation=replace(measured.continuation(), tokens=[])))[1])
     assert "with ``object.__new__(cls)``" in page.said() and "Token by token" not in page.said()
@@ -247,4 +255,4 @@ def test_text_is_readable_in_both_modes(whole):
         for text in ("--ink", "--muted", "--link"):
             assert all(contrast(mode[text], mode[behind]) >= 4.5 for behind in ("--page", "--card", "--best"))
         assert all(contrast(mode[f"--figure-{number}"], mode["--figure-paper"]) >= 2 for number in range(6))
-    assert contrast(plotting.INK, plotting.PAPER) > 7 and contrast(plotting.MUTED, plotting.PAPER) > 4.5
+    assert contrast(plotting.INK, plotting.WHITE) > 7 and contrast(plotting.MUTED, plotting.WHITE) > 4.5

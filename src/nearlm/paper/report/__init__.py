@@ -3,5 +3,3 @@
 from nearlm.paper.report.figures import ablation_figure, sweep_figure
 from nearlm.paper.report.page import write_report
 from nearlm.paper.report.plotting import check_figure, save
-
-__all__ = ["ablation_figure", "check_figure", "save", "sweep_figure", "write_report"]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from nearlm.paper.report.plotting import COLOURS, INK, LINES, MUTED, PAPER
+from nearlm.paper.report.plotting import COLOURS, INK, LINES, MUTED, WHITE
 
 STAR: dict[str, Any] = {"color": INK, "markersize": 14, "linestyle": "none", "zorder": 4}
 
@@ -12,7 +12,7 @@ def line(axes: Any, number: int, across: Sequence[float], values: Sequence[float
     """Draw a curve in the style of that number."""
     dashes, marker = LINES[number % len(LINES)]
     style = {"linestyle": dashes, "marker": marker, "color": COLOURS[number % len(COLOURS)], "label": label}
-    axes.plot(across, values, markeredgecolor=PAPER, markeredgewidth=0.6, **style)
+    axes.plot(across, values, markeredgecolor=WHITE, markeredgewidth=0.6, **style)
 
 
 def plot(axes: Any, points: Sequence[Any], across: str, mark: str, up: str = "perplexity", **style: Any) -> None:

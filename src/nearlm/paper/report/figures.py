@@ -4,13 +4,12 @@ import itertools
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
 from nearlm.optimizer import Choice
 from nearlm.paper.report.axes import STAR, label_decades, level, line, logarithmic, name_axes, plot
-from nearlm.paper.report.formatting import printable
+from nearlm.paper.report.formatting import displayable
 from nearlm.paper.report.labels import Label, label_points
 from nearlm.paper.report.plotting import COLOURS, GRID, MUTED, figure, save
 from nearlm.paper.results import ALL, LEARNED, MASK, NLM, RANDOM, VANILLA, Ablation, MainTable, Row, Sweep, SweepPoint
@@ -31,7 +30,7 @@ _AXES = {
     "neighbors": "K",
 }
 
-Measured = TypeVar("Measured")
+AnyPoint = TypeVar("AnyPoint")
 
 
 @figure()
@@ -153,7 +152,7 @@ def pruning_speed(found: dict[str, Sweep], axes: Any) -> None:
 
 
 @figure()
-def sweep(found: Sweep, axes: Any) -> None:
+def sweep_perplexity(found: Sweep, axes: Any) -> None:
     """Draw perplexity against what was varied; the store as it is has a star."""
     _sweep(axes, found, "perplexity", COLOURS[0])
     name_axes(axes, _axis(found))
@@ -283,7 +282,7 @@ def _oracle(axes: Any, found: Ablation) -> None:
 
 def _wrap(label: str) -> str:
     """Break a long label into lines, after commas only."""
-    lines = textwrap.wrap(printable(label).replace(" ", "\xa0").replace(",\xa0", ", "), 20, break_long_words=False)
+    lines = textwrap.wrap(displayable(label).replace(" ", "\xa0").replace(",\xa0", ", "), 20, break_long_words=False)
     return "\n".join(lines).replace("\xa0", " ")
 
 
@@ -291,6 +290,6 @@ def _percent(shares: Sequence[float]) -> list[float]:
     return [100 * share for share in shares]
 
 
-def _finite(points: Sequence[Measured], *names: str) -> list[Measured]:
+def _finite(points: Sequence[AnyPoint], *names: str) -> list[AnyPoint]:
     """Leave out points that were not measured."""
-    return [point for point in points if all(math.isfinite(attrgetter(name)(point)) for name in names)]
+    return [point for point in points if all(math.isfinite(getattr(point, name)) for name in names)]

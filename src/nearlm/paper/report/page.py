@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import fields
 from importlib import resources
+from inspect import getmembers, isfunction
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -23,25 +24,9 @@ FIGURES: dict[str, dict[str, Callable[[Any], Any]]] = {
         "features": figures.features,
     },
     "pruning": {"pruning": figures.pruning, "pruning-speed": figures.pruning_speed},
-    "pca": {"pca": figures.sweep, "pca-speed": figures.sweep_speed},
-    "k": {"k": figures.sweep, "k-speed": figures.sweep_speed},
+    "pca": {"pca": figures.sweep_perplexity, "pca-speed": figures.sweep_speed},
+    "k": {"k": figures.sweep_perplexity, "k-speed": figures.sweep_speed},
 }
-_FILTERS = (
-    formatting.printable,
-    formatting.visible,
-    formatting.paragraphs,
-    formatting.memory_share,
-    formatting.perplexity,
-    formatting.speed,
-    formatting.times,
-    formatting.share,
-    formatting.chance,
-    formatting.count,
-    formatting.plain,
-    formatting.disk,
-    figures.method_name,
-    duration,
-)
 _NAMES = {"NLM": NLM, "VANILLA": VANILLA, "ALL": ALL, "FINETUNED": FINETUNED, "RANDOM": RANDOM, "LEARNED": LEARNED}
 _STYLE = resources.files("nearlm.paper.report").joinpath("style.css")
 
@@ -50,9 +35,7 @@ def write_report(results: Results, path: Path | None = None) -> Path:
     """Draw every figure there are numbers for, and write the page, by default `report.html` beside the numbers."""
     parts = results.all()
     if parts == Parts():
-        raise StoreError(
-            f"{results.folder} holds no results, expected files such as main.json; run an experiment first"
-        )
+        raise StoreError(f"{results.folder} holds no results such as main.json; run an experiment first")
     path = path or results.folder / "report.html"
     template = _environment().get_template("page.html")
     pictures = _draw(parts, path.parent / "figures")
@@ -102,11 +85,11 @@ def _environment() -> Any:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update({write.__name__: write for write in _FILTERS})
+    environment.filters.update(getmembers(formatting, isfunction), method_name=figures.method_name, duration=duration)
     environment.globals.update(_NAMES, style=_STYLE.read_text("utf-8"))
     return environment
 
 
 def _show(value: Any) -> Any:
     """Return what a template writes; a text that is HTML already stays so."""
-    return type(value)(formatting.printable(value)) if isinstance(value, str) else value
+    return type(value)(formatting.displayable(value)) if isinstance(value, str) else value

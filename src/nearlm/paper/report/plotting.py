@@ -16,16 +16,17 @@ LINES = (("-", "o"), ("--", "s"), ("-.", "^"), (":", "D"), ("-", "v"), ("--", "P
 INK = "#1f2933"
 MUTED = "#5b6673"
 GRID = "#e1e5ea"
-PAPER = "#ffffff"
+WHITE = "#ffffff"
+_NEEDED = ("a figure", "report")  # matplotlib, for what, in which extra
 _FORMATS = (".png", ".svg", ".pdf")
 _SIZE = (5.2, 3.7)  # inches a panel: its letters are still readable on a phone
 _STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 10.5,
     "text.color": INK,
-    "figure.facecolor": PAPER,
-    "axes.facecolor": PAPER,
-    "savefig.facecolor": PAPER,
+    "figure.facecolor": WHITE,
+    "axes.facecolor": WHITE,
+    "savefig.facecolor": WHITE,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": INK,
     "axes.labelsize": 10.5,
@@ -48,8 +49,8 @@ _STYLE: dict[str, Any] = {
     "ytick.labelsize": 9.5,
     "lines.linewidth": 1.8,
     "lines.markersize": 5.5,
-    "legend.facecolor": PAPER,
-    "legend.edgecolor": PAPER,
+    "legend.facecolor": WHITE,
+    "legend.edgecolor": WHITE,
     "legend.framealpha": 0.85,
     "legend.borderpad": 0.2,
     "legend.fontsize": 9.5,
@@ -63,11 +64,11 @@ _STYLE: dict[str, Any] = {
 }
 _THEME = {
     **{colour: f"--figure-{number}" for number, colour in enumerate(COLOURS)},
-    **{INK: "--figure-ink", MUTED: "--figure-muted", GRID: "--figure-grid", PAPER: "--figure-paper"},
+    **{INK: "--figure-ink", MUTED: "--figure-muted", GRID: "--figure-grid", WHITE: "--figure-paper"},
 }
 _STEADY: dict[str, dict[str, None]] = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None}}
 
-Found = TypeVar("Found")
+Drawable = TypeVar("Drawable")
 
 
 def check_figure(path: Path) -> None:
@@ -76,21 +77,21 @@ def check_figure(path: Path) -> None:
         raise OptionError(f"`figure` is {path.name!r}, expected a name that ends in {', '.join(_FORMATS)}")
     if not path.absolute().parent.is_dir():
         raise OptionError(f"`figure` is {path}, but {path.parent} is no folder; make it first")
-    _check_matplotlib()
+    import_extra("matplotlib", *_NEEDED)
 
 
-def figure(panels: int = 1) -> Callable[[Callable[Concatenate[Found, ...], None]], Callable[[Found], Any]]:
+def figure(panels: int = 1) -> Callable[[Callable[Concatenate[Drawable, ...], None]], Callable[[Drawable], Any]]:
     """Let a function that draws what was found on panels side by side return the whole figure."""
 
-    def decorate(draw: Callable[Concatenate[Found, ...], None]) -> Callable[[Found], Any]:
+    def decorate(draw: Callable[Concatenate[Drawable, ...], None]) -> Callable[[Drawable], Any]:
         @functools.wraps(draw)
-        def drawn(found: Found) -> Any:
+        def draw_figure(found: Drawable) -> Any:
             with _style():
                 canvas = _blank(panels)
                 draw(found, *canvas.axes)
                 return finish(canvas)
 
-        return drawn
+        return draw_figure
 
     return decorate
 
@@ -145,12 +146,8 @@ def _blank(panels: int) -> Any:
 @contextlib.contextmanager
 def _style() -> Iterator[None]:
     """Draw in the style of all figures, whatever the user's own settings are."""
-    _check_matplotlib()
+    import_extra("matplotlib", *_NEEDED)
     import matplotlib.style
 
     with matplotlib.style.context(["default", _STYLE]):
         yield
-
-
-def _check_matplotlib() -> None:
-    import_extra("matplotlib", "a figure", "report")
