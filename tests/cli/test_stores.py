@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -125,3 +126,14 @@ def test_stores_in_the_cache_have_names(nearlm, tmp_path, monkeypatch, store):
 def test_tilde_is_the_home_folder(nearlm, monkeypatch, store):
     monkeypatch.setenv("HOME", str(store.parent))
     assert nearlm("info", "~/store")[0] == 0
+
+
+def test_skipped_files_are_said_once_with_the_flag_that_reads_them(nearlm, tmp_path, model_folder, text_folder):
+    folder = tmp_path / "in"
+    shutil.copytree(text_folder, folder)
+    for name in ("a.pdf", "b.pdf", "c.ipynb", ".hidden.pdf"):
+        (folder / name).touch()
+    command = ("build", folder, "--model", model_folder, "--out", tmp_path / "store", "--strict")
+    code, _, err = nearlm(*command)
+    line = "warning: skipped 3 files of other kinds (2 × .pdf, 1 × .ipynb); choose files with --glob"
+    assert code == 0 and err.splitlines().count(line) == 1
