@@ -16,4 +16,4 @@ def test_every_error_is_caught_as_one_of_ours(kind):
 
 
 def test_a_missing_extra_says_how_to_install_it():
-    assert str(MissingExtraError("reading GGUF", "gguf")).endswith("pip install 'nearlm[gguf]'")
+    assert str(MissingExtraError("reading Parquet", "parquet")).endswith("pip install 'nearlm[parquet]'")
