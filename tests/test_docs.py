@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from nearlm.cli import app
 from nearlm.cli.app import spell_out
 
 ROOT = Path(__file__).parent.parent
+REPOSITORY = "https://github.com/nearlm/nearlm"
+OURS = (f"{REPOSITORY}/blob/main/", "https://raw.githubusercontent.com/nearlm/nearlm/main/")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -39,7 +42,32 @@ def test_a_documented_make_target_exists(command):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M)
 
 
-def test_links_between_pages_lead_somewhere():
-    for page in PAGES:
-        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / link).exists(), f"{page.name}: {link}"
+def links(page: Path) -> list[str]:
+    """List the links of a page, without the places inside pages that they lead to."""
+    return [link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", page.read_text())]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page):
+    for link in filter(None, links(page)):
+        if link.startswith(OURS):
+            assert (ROOT / link.removeprefix(OURS[0]).removeprefix(OURS[1])).exists(), link
+        elif "://" not in link:
+            assert (page.parent / link).exists(), link
+
+
+def test_links_of_the_readme_work_elsewhere_too():
+    found = links(ROOT / "README.md")
+    assert any(link.startswith(OURS[0]) for link in found) and any(link.startswith(OURS[1]) for link in found)
+    assert all("://" in link or not link for link in found)
+    images = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    assert images and all(image.startswith(OURS[1]) for image in images)
+
+
+def test_what_the_first_command_of_the_readme_needs_is_no_extra():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {re.split(r"[<>=\[]", needed)[0] for needed in project["dependencies"]}
+    assert {"gguf", "accelerate"} <= names and "gguf" not in project["optional-dependencies"]
+    assert all(link.startswith(REPOSITORY) for link in project["urls"].values())
+    named = set(re.findall(r"nearlm\[([\w,]+)\]", (ROOT / "README.md").read_text()))
+    assert {extra for each in named for extra in each.split(",")} <= set(project["optional-dependencies"])

@@ -17,5 +17,5 @@ def test_every_error_is_caught_as_one_of_ours(kind):
 
 def test_a_missing_extra_says_how_to_install_it():
     assert import_extra("os.path", "anything", "none").join("a", "b") == "a/b"
-    with pytest.raises(MissingExtraError, match=r"^reading GGUF needs .*pip install 'nearlm\[gguf\]'$"):
-        import_extra("nearlm_has_no_such_dependency", "reading GGUF", "gguf")
+    with pytest.raises(MissingExtraError, match=r"^reading Parquet needs .*pip install 'nearlm\[parquet\]'$"):
+        import_extra("nearlm_has_no_such_dependency", "reading Parquet", "parquet")

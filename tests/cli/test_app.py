@@ -21,14 +21,22 @@ def subprocess_run(*arguments: object, **options) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, timeout=100, **options)
 
 
-COMMANDS = "build info verify reduce prune index tune gate eval generate ablate sweep optimize demo reproduce".split()
+COMMANDS = "build index tune generate eval optimize gate reduce prune info verify demo reproduce sweep ablate".split()
 
 
 def test_help_lists_the_commands(nearlm):
     code, out, err = nearlm("--help")
     assert (code, err) == (0, "")
-    listed = re.findall(r"^│ (\w+) ", out, re.M)
-    assert listed == COMMANDS
+    assert re.findall(r"^│ (\w+) ", out, re.M) == COMMANDS
+    assert re.findall(r"^╭─ (.*?) ─", out, re.M) == [
+        "Make a memory (in this order)",
+        "Use it",
+        "Make it smaller and faster",
+        "Look into it",
+        "The paper's experiments",
+        "Options",
+    ]
+    assert "--install-completion" in out and "--debug" in out
     assert nearlm() == (0, out, "")
 
 
@@ -85,6 +93,19 @@ BAD = [
     ["verify", "nosuch"],
     ["verify"],
     ["build"],
+    ["build", "TEXTS"],
+    ["build", "nosuch", "--model", "MODEL", "--out", "OUT"],
+    ["build", "TEXTS", "--model", "MODEL"],
+    ["build", "TEXTS", "--nosuch", "--model", "MODEL", "--out", "OUT"],
+    ["build", "--model", "MODEL", "--out", "OUT"],
+    *([command, "STORE"] for command in ("eval", "tune", "gate", "ablate", "generate")),
+    ["optimize", "STORE", "--out", "OUT"],
+    ["sweep", "STORE", "0.5", "--over", "keep"],
+    ["generate", "STORE", "the", "prompt"],
+    ["generate", "STORE", "the prompt", "--prompt", "another"],
+    ["generate", "STORE", "--nosuch", "prompt"],
+    ["info", "STORE", "-"],
+    ["--install-completion", "--shell", "nosuch"],
     ["build", "--text", "TEXTS"],
     ["build", "--out", "OUT"],
     ["build", "--text"],
@@ -123,6 +144,7 @@ BAD = [
             ["--append"],
             ["--quantization", "3bit"],
             ["nosuch-extra-text"],
+            ["-"],
         )
     ),
 ]
@@ -231,17 +253,16 @@ def test_closed_output_and_other_encodings_do_no_harm(store):
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        (["build", "--text", "-", "--out", "o"], ["build", "--text=-", "--out", "o"]),
-        (["build", "--text", "a", "-"], ["build", "--text", "a", "--text=-"]),
-        (["build", "--text", "-", "b"], ["build", "--text=-", "--text", "b"]),
-        (["build", "--text", "-", "b", "c"], ["build", "--text=-", "--text", "b", "c"]),
-        (["build", "--text", "-", "--out", "-x"], ["build", "--text=-", "--out", "-x"]),
-        (["generate", "s", "--prompt", "-"], ["generate", "s", "--prompt", "-"]),
-        (["generate", "s", "--prompt", "- a list"], ["generate", "s", "--prompt", "- a list"]),
+        (["build", "--text", "-", "--out", "o"], ["build", "--text", "(stdin)", "--out", "o"]),
+        (["build", "a", "-", "b"], ["build", "a", "(stdin)", "b"]),
+        (["generate", "s", "--prompt", "-"], ["generate", "s", "--prompt=-"]),
+        (["generate", "s", "--prompt", "- a list"], ["generate", "s", "--prompt=- a list"]),
         (["--debug", "info", "s"], ["info", "s"]),
         (["info", "s", "--debug"], ["info", "s"]),
-        (["build", "--text", "--debug", "-"], ["build", "--text=-"]),
+        (["build", "--text", "--debug", "-"], ["build", "--text", "(stdin)"]),
         (["info", "--text=-"], ["info", "--text=-"]),
+        (["generate", "s", "-"], ["generate", "s", "(stdin)"]),
+        (["generate", "s", "--prompt"], ["generate", "s", "--prompt"]),
         ([], []),
     ],
 )

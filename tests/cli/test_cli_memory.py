@@ -1,11 +1,13 @@
 """From a store to a continuation, as a user types it."""
 
+import io
 import json
+import sys
 
 import pytest
 
 
-def test_from_a_store_to_a_continuation(nearlm, text_store):
+def test_from_a_store_to_a_continuation(nearlm, text_store, monkeypatch):
     valid = text_store.parent / "valid.txt"
     code, out, err = nearlm("eval", text_store, "--text", valid)
     assert code == 2 and "nearlm index" in err and err.count("\n") == 1
@@ -22,6 +24,12 @@ def test_from_a_store_to_a_continuation(nearlm, text_store):
     assert code == 0 and out.count("p_kNN") == 4 and "train.txt" in out
     assert nearlm("generate", text_store, "--prompt", "the licence", "--max-new-tokens", 4, "--beams", 2)[0] == 0
     assert "default" in nearlm("info", text_store)[1] and nearlm("verify", text_store)[0] == 0
+    assert json.loads(nearlm("eval", text_store, valid, "--json")[1])["perplexity"] == tuned["perplexity"]
+    assert json.loads(nearlm("tune", text_store, valid, "--json")[1])
+    said = nearlm("generate", text_store, "the licence", "--max-new-tokens", 4, "--top-k", 1, "--json")
+    assert said[0] == 0 and len(json.loads(said[1])["tokens"]) == 4
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the licence"))
+    assert nearlm("generate", text_store, "-", "--max-new-tokens", 4, "--json")[1] == said[1]
 
 
 @pytest.mark.parametrize(
@@ -38,6 +46,12 @@ def test_from_a_store_to_a_continuation(nearlm, text_store):
         (("eval", "STORE", "--text", "missing.txt"), "does not exist"),
         (("generate", "STORE", "--prompt", "x", "--chat"), "chat template"),
         (("generate", "STORE", "--prompt", "x", "--max-new-tokens", "0"), "at least 1"),
+        (("generate", "STORE", "x", "--temperature", "0"), "--temperature is 0.0"),
+        (("generate", "STORE", "x", "--top-p", "2"), "--top-p is 2.0"),
+        (("generate", "STORE", "x", "--top-k", "many"), "--top-k"),
+        (("generate", "STORE", "x", "y"), "put a prompt in quotes"),
+        (("eval", "STORE", "VALID", "--text", "VALID"), "not both"),
+        (("eval", "STORE"), "--text requires an argument"),
         (("tune", "STORE", "--text", "x.txt", "--k", "0"), "--k is 0"),
         (("tune", "nowhere", "--text", "VALID"), "does not exist"),
         (("gate", "nowhere", "--text", "VALID"), "does not exist"),

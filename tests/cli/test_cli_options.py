@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from nearlm.cli.options import Output, model_spec, show
+from nearlm.cli.options import FlagReporter, Output, model_spec
 from nearlm.model import ModelSpec
 from nearlm.store.datastore import Datastore
 
@@ -48,7 +48,7 @@ def test_what_goes_elsewhere_is_not_wrapped(nearlm, store, monkeypatch):
 
 
 def test_a_text_of_many_lines_stays_aligned(capfd):
-    show({"text": "one\n two\n\nthree", "nothing": None, "yes": True, "n": 1234567, "f": 0.5}, as_json=False)
+    Output().show({"text": "one\n two\n\nthree", "nothing": None, "yes": True, "n": 1234567, "f": 0.5})
     assert capfd.readouterr().out.splitlines() == [
         "text     one",
         "          two",
@@ -87,3 +87,14 @@ def test_what_was_found_is_told_as_a_table_or_as_json(capfd):
     assert capfd.readouterr().out == "| a table |\n"
     Output(as_json=True).tell(Found(0.5))
     assert json.loads(capfd.readouterr().out) == {"value": 0.5}
+
+
+def test_json_is_read_by_any_program_also_where_a_number_is_none(capfd):
+    Output(as_json=True).show({"perplexity": float("inf"), "loss": float("nan"), "text": "λ"})
+    out = capfd.readouterr().out
+    assert json.loads(out, parse_constant=lambda word: 1 / 0) == {"perplexity": None, "loss": None, "text": "λ"}
+
+
+def test_progress_names_flags(capfd):
+    FlagReporter().say("choose files with `glob`")
+    assert capfd.readouterr().err == "choose files with --glob\n"

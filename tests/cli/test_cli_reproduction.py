@@ -1,5 +1,7 @@
 """`demo` and `reproduce`: which setting they run, where, and what they refuse before any work."""
 
+import json
+
 import pytest
 
 from nearlm.paper import report, reproduction
@@ -33,6 +35,13 @@ def test_the_demo_runs_its_own_setting_and_parts(nearlm, tmp_path, asked):
     assert run["setting"] == resize(DEMO, 8000) and run["parts"] == DEMO_PARTS and run["quiet"]
     assert run["folder"] == tmp_path / "demo" and run["finetune_tokens"] is None
     assert run["command"] == f"nearlm demo --out {tmp_path / 'demo'} --max-tokens 8000 -q"
+
+
+def test_the_parts_as_json(nearlm, tmp_path, asked):
+    code, out, err = nearlm("demo", "--out", tmp_path / "demo", "--json")
+    found = json.loads(out)
+    assert (code, err) == (0, "") and found["page"] == str(tmp_path / "demo" / "report.html") and "main" in found
+    assert json.loads(nearlm("reproduce", "--setting", "domain", "--out", tmp_path / "a", "--json")[1])["main"] is None
 
 
 def test_reproduce_takes_a_setting_another_model_and_other_texts(nearlm, tmp_path, asked):

@@ -39,3 +39,13 @@ def test_from_an_index_to_a_gate(nearlm, text_store):
     weights.write_bytes(weights.read_bytes()[:-1])
     code, _, err = nearlm("verify", text_store)
     assert code == 2 and "gate.safetensors" in err
+
+
+def test_experiments_print_one_json_object(nearlm, text_store, tmp_path, quick_timing):
+    valid = text_store.parent / "valid.txt"
+    nearlm("index", text_store, "-q")
+    assert json.loads(nearlm("tune", text_store, valid, "--json")[1])["best"]
+    assert json.loads(nearlm("gate", text_store, valid, "--json")[1])["shape"]
+    assert json.loads(nearlm("ablate", text_store, valid, "--json")[1])["curves"]
+    out = nearlm("sweep", text_store, 8, "--over", "dim", "--text", valid, "--out", tmp_path / "sweep", "--json")[1]
+    assert [point["value"] for point in json.loads(out)["points"]] == [None, 8]

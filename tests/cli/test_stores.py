@@ -2,9 +2,11 @@
 
 import io
 import json
+import shutil
 import sys
 
 import numpy as np
+import pytest
 from refusals import is_refusal
 
 from nearlm.store import BuildOptions, builder
@@ -55,12 +57,31 @@ def test_text_takes_what_a_shell_makes_of_a_glob(nearlm, monkeypatch):
     monkeypatch.setattr(builder, "build", lambda spec, source, *_, **options: seen.append(source.text))
     assert nearlm("build", "--text", "a", "b", "c", "--out", "o", "--model", "m")[0] == 0
     assert nearlm("build", "--text", "a", "--text", "b", "--out", "o", "--model", "m")[0] == 0
-    assert seen == [("a", "b", "c"), ("a", "b")]
+    assert nearlm("build", "a", "b", "--out", "o", "--model", "m")[0] == 0
+    assert nearlm("build", "a", "--out", "o", "-q", "b", "--model", "m")[0] == 0
+    assert nearlm("build", "--out", "o", "--model", "m", "a", "-")[0] == 0
+    assert seen == [("a", "b", "c"), ("a", "b"), ("a", "b"), ("a", "b"), ("a", "-")]
 
 
-def test_stdin_is_a_text(nearlm, monkeypatch, tmp_path, model_folder):
+def test_a_text_in_both_forms_is_refused_in_words(nearlm, tmp_path):
+    result = nearlm("build", "a", "--text", "b", "--out", tmp_path / "o", "--model", "m")
+    assert is_refusal(result) and "no place for 'a': name a text with --text or without, not both" in result[2]
+
+
+def test_build_and_verify_as_json(nearlm, tmp_path, model_folder, text_folder):
+    code, out, err = nearlm("build", text_folder, "--model", model_folder, "--out", tmp_path / "store", "--json")
+    assert code == 0 and "records" in err
+    assert json.loads(out) == json.loads(nearlm("info", tmp_path / "store", "--json")[1])
+    checked = json.loads(nearlm("verify", tmp_path / "store", "--json")[1])
+    opened = Datastore.open(tmp_path / "store")
+    assert (checked["files"], checked["bytes"]) == (len(opened.manifest.files), opened.bytes)
+    assert (checked["indexes"], checked["gates"]) == ([], [])
+
+
+@pytest.mark.parametrize("text", [["--text", "-"], ["-"]])
+def test_stdin_is_a_text(nearlm, monkeypatch, tmp_path, model_folder, text):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the licence grants rights to any person")))
-    command = ("build", "--model", model_folder, "--text", "-", "--out", tmp_path / "store", "-q")
+    command = ("build", "--model", model_folder, "--out", tmp_path / "store", "-q", *text)
     assert nearlm(*command) == (0, "", "")
     assert Datastore.open(tmp_path / "store").context_of(0).document == "stdin"
 
@@ -105,3 +126,14 @@ def test_stores_in_the_cache_have_names(nearlm, tmp_path, monkeypatch, store):
 def test_tilde_is_the_home_folder(nearlm, monkeypatch, store):
     monkeypatch.setenv("HOME", str(store.parent))
     assert nearlm("info", "~/store")[0] == 0
+
+
+def test_skipped_files_are_said_once_with_the_flag_that_reads_them(nearlm, tmp_path, model_folder, text_folder):
+    folder = tmp_path / "in"
+    shutil.copytree(text_folder, folder)
+    for name in ("a.pdf", "b.pdf", "c.ipynb", ".hidden.pdf"):
+        (folder / name).touch()
+    command = ("build", folder, "--model", model_folder, "--out", tmp_path / "store", "--strict")
+    code, _, err = nearlm(*command)
+    line = "warning: skipped 3 files of other kinds (2 × .pdf, 1 × .ipynb); choose files with --glob"
+    assert code == 0 and err.splitlines().count(line) == 1

@@ -24,6 +24,22 @@ def test_a_folder_gives_its_text_files_sorted_by_name_without_hidden_ones(folder
     assert documents["docs/sub/c.rst"] == "text of sub/c.rst"
 
 
+def test_files_of_other_kinds_are_counted_by_suffix_but_hidden_ones(folder):
+    (folder / "sub" / "a.PNG").touch()
+    os.mkfifo(folder / "pipe.pdf")
+    corpus = Corpus([str(folder)], strict=True)
+    assert corpus.skipped == {".png": 2, "no suffix": 1}
+    read(corpus)
+    assert corpus.skipped == {".png": 2, "no suffix": 1} and not corpus.problems
+    assert Corpus([str(folder), str(folder / "sub")]).skipped == {".png": 3, "no suffix": 1}
+
+
+def test_files_that_nobody_asked_for_are_not_counted(folder):
+    assert not Corpus([str(folder)], glob="*.md").skipped
+    assert not Corpus([str(folder / "*.md")]).skipped
+    assert not Corpus([str(folder / "picture.png")]).skipped
+
+
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [

@@ -1,5 +1,6 @@
 import io
 import json
+import shutil
 import tracemalloc
 from pathlib import Path
 
@@ -309,3 +310,63 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, tokenizer, monkeypatch):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.3 * peaks[0] + 100_000
+
+
+# What was skipped
+
+
+class Heard(Reporter):
+    """Keeps what is said."""
+
+    def __init__(self):
+        super().__init__(quiet=True)
+        self.lines = []
+
+    def say(self, line):
+        self.lines.append(line)
+
+
+def warnings_of(stream: TokenStream) -> list[str]:
+    heard = Heard()
+    stream.warn(heard)
+    return heard.lines
+
+
+def test_skipped_files_are_one_warning_the_most_frequent_kinds_first(tmp_path, text_folder, tokenizer):
+    folder = tmp_path / "in"
+    shutil.copytree(text_folder, folder)
+    for name in ("a.pdf", "b.pdf", "c.ipynb", "Makefile"):
+        (folder / name).touch()
+    stream = run(tmp_path / "out", Corpus([str(folder)], strict=True), tokenizer)
+    expected = "warning: skipped 4 files of other kinds (2 × .pdf, 1 × .ipynb, 1 × no suffix); choose files with `glob`"
+    assert warnings_of(stream) == [expected]
+    for number in range(9):
+        (folder / f"x.kind{number}").touch()
+    assert warnings_of(run(tmp_path / "out", Corpus([str(folder)]), tokenizer)) == [expected]  # it was finished
+    more = warnings_of(run(tmp_path / "anew", Corpus([str(folder)]), tokenizer))
+    assert more[0].startswith("warning: skipped 13 files") and ", …);" in more[0]
+    assert contents(tmp_path / "out") == contents(tmp_path / "anew")
+    assert noted(tmp_path / "out")["sha256"] == noted(tmp_path / "anew")["sha256"]
+
+
+def test_a_resumed_stream_warns_as_it_would_have(tmp_path, text_folder, tokenizer, monkeypatch):
+    folder = tmp_path / "in"
+    shutil.copytree(text_folder, folder)
+    (folder / "a.pdf").touch()
+    monkeypatch.setattr(tokenise, "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr(tokenise, "_BATCH_CHARACTERS", 1)
+    encoded = []
+
+    def stop(*arguments):
+        encoded.append(arguments)
+        if len(encoded) > 2:
+            raise Stopped
+        return encode(*arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(tokenise, "encode", stop)
+        run(tmp_path / "out", Corpus([str(folder)]), tokenizer)
+    assert noted(tmp_path / "out")["pieces"]
+    (folder / "keys-00000.npy").touch()  # as a store's own files in its text's folder
+    stream = run(tmp_path / "out", Corpus([str(folder)]), tokenizer)
+    assert warnings_of(stream) == ["warning: skipped 1 file of other kinds (1 × .pdf); choose files with `glob`"]

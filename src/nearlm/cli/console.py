@@ -1,33 +1,109 @@
 """Generation as a person sees it in a terminal: the text as it comes, and what the memory had to do with it."""
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-import torch
+from cyclopts import Parameter
 
-from nearlm.base import OptionError
-from nearlm.knnlm import KNNLM, Explanation
+from nearlm.base import Json, OptionError, check_at_least, to_json
+from nearlm.cli.help import SAMPLING
+from nearlm.cli.options import PLAIN, Output
+
+if TYPE_CHECKING:
+    from nearlm.knnlm import KNNLM, Explanation
+
+MOST_EXPLAINED = 20
+_Sampling = Parameter(group=SAMPLING)
 
 
-def write_continuation(knnlm: KNNLM, prompt: str, *, chat: bool, seed: int, explain: bool, **options: Any) -> None:
+@dataclass(frozen=True)
+class Generation:
+    """How a prompt is continued, and whether that is explained."""
+
+    max_new_tokens: int = 60
+    """How many tokens to add at most."""
+    chat: bool = False
+    """Put the prompt into the tokenizer's chat template."""
+    beams: int = 1
+    """Beams of a beam search."""
+    explain: bool = False
+    """Show what the memory contributed, for the 20 tokens that owe it most."""
+    explain_all: bool = False
+    """Show it for every token."""
+    sample: Annotated[bool, _Sampling] = False
+    """Sample instead of taking the likeliest token; any option below implies it."""
+    temperature: Annotated[float | None, _Sampling] = None
+    """Below 1 the likely tokens become likelier, above 1 all more alike. [default: the model's, or 1]"""
+    top_k: Annotated[int | None, _Sampling] = None
+    """Sample from the K likeliest tokens, 0: from all. [default: the model's, or 50]"""
+    top_p: Annotated[float | None, _Sampling] = None
+    """Sample from the likeliest tokens that together have this probability. [default: the model's, or 1]"""
+    seed: Annotated[int, _Sampling] = 0
+    """Seed of the sampling."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, max_new_tokens=self.max_new_tokens, beams=self.beams)
+        check_at_least(0, top_k=self.top_k, seed=self.seed)
+        if self.temperature is not None and not 0 < self.temperature < float("inf"):
+            raise OptionError(f"`temperature` is {self.temperature}, expected more than 0")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise OptionError(f"`top_p` is {self.top_p}, expected more than 0, at most 1")
+
+    @property
+    def options(self) -> Json:
+        """The options of transformers' `generate`."""
+        chosen = {name: getattr(self, name) for name in ("temperature", "top_k", "top_p")}
+        given = {name: value for name, value in chosen.items() if value is not None}
+        sample = self.sample or bool(given)
+        return {"max_new_tokens": self.max_new_tokens, "num_beams": self.beams, "do_sample": sample, **given}
+
+    @property
+    def most_explained(self) -> int | None:
+        """How many tokens are explained, None for all of them."""
+        return None if self.explain_all else MOST_EXPLAINED * self.explain
+
+
+GREEDY = Generation()
+
+
+def write_continuation(knnlm: "KNNLM", prompt: str, generation: Generation, output: Output = PLAIN) -> None:
     """Print the continuation of a prompt, token by token where that is possible, and explain it if asked."""
-    if options["max_new_tokens"] < 1 or options["num_beams"] < 1:
-        raise OptionError("--max-new-tokens and --beams must be at least 1")
-    torch.manual_seed(seed)
-    streams = options["num_beams"] == 1
+    import torch
+
+    torch.manual_seed(generation.seed)
+    tokenizer = knnlm.lm.tokenizer
+    options = generation.options
+    streams = generation.beams == 1 and not output.as_json
     if streams:
         from transformers import TextStreamer
 
-        options["streamer"] = TextStreamer(knnlm.lm.tokenizer, skip_prompt=True, skip_special_tokens=True)
-    start, new = knnlm.generate_ids([prompt], chat=chat, **options)[0]
+        options["streamer"] = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    start, new = knnlm.generate_ids([prompt], chat=generation.chat, **options)[0]
+    explained: list[Explanation] = []
+    if generation.most_explained != 0:
+        explained = list(knnlm.explain([*start, *new], first=len(start)))
+    shown = choose_explained(explained, generation.most_explained)
+    text = tokenizer.decode(new, skip_special_tokens=True)
+    if output.as_json:
+        said = {"explanation": to_json(shown), "left_out": len(explained) - len(shown)} if explained else {}
+        output.show({"prompt": prompt, "text": text, "tokens": new, **said})
+        return
     if not streams:
-        print(knnlm.lm.tokenizer.decode(new, skip_special_tokens=True))
-    if explain:
-        print()
-        for one in knnlm.explain([*start, *new], first=len(start)):
-            print(format_explanation(one))
+        print(text)
+    if explained:
+        print("", *map(format_explanation, shown), sep="\n")
+    if len(shown) < len(explained):
+        print(f"{len(explained) - len(shown)} tokens that owe the memory less are left out; see --explain-all")
 
 
-def format_explanation(one: Explanation) -> str:
+def choose_explained(explained: "Sequence[Explanation]", most: int | None) -> "list[Explanation]":
+    """Return those tokens that owe the memory most, in the order of the text."""
+    owed = sorted(range(len(explained)), key=lambda place: explained[place].p_lm - explained[place].p)
+    return [explained[place] for place in sorted(owed[:most])]
+
+
+def format_explanation(one: "Explanation") -> str:
     """Write one token's explanation on a line, with a line for each of the nearest contexts."""
     lines = [f"{one.token!r:18} p_LM {one.p_lm:.4f}  p_kNN {one.p_knn:.4f}  λ {one.lam:.2f}  p {one.p:.4f}"]
     for distance, context in one.nearest:

@@ -4,21 +4,22 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from nearlm.base import OptionError
+from nearlm.cli.help import OUTPUT, SEARCH, SWEEP, TEXT, TRAINING
 from nearlm.cli.options import (
-    FLAT,
-    OUTPUT,
     OWN_MODEL,
+    PLAIN,
     Figure,
     IndexName,
     Model,
+    Place,
     Shown,
     Source,
     Store,
     Stride,
+    flat,
     load_model,
+    option,
 )
 from nearlm.mixing import Gate, Training
 from nearlm.paper.ablation import ablate
@@ -30,14 +31,14 @@ from nearlm.store import DEFAULT, Datastore
 def gate_command(
     store: Store,
     /,
-    *,
     source: Source,
-    gate: Annotated[str, Parameter(help="Name of the gate to make.")] = DEFAULT,
+    *,
+    gate: Annotated[str, option(TRAINING, "Name of the gate to make.")] = DEFAULT,
     index: IndexName = DEFAULT,
-    training: Annotated[Training, FLAT] = Training(),
+    training: Annotated[Training, flat(TRAINING)] = Training(),
     stride: Stride = None,
     spec: Model = OWN_MODEL,
-    output: Shown = OUTPUT,
+    output: Shown = PLAIN,
 ) -> None:
     """Train a gate on a validation text: when to skip retrieval, and how much to trust the memory."""
     opened = Datastore.open(store)
@@ -49,16 +50,16 @@ def gate_command(
 def ablate_command(
     store: Store,
     /,
-    *,
     source: Source,
+    *,
     valid: Annotated[
-        tuple[str, ...], Parameter(help="The gate's validation text, to train the variants of the paper too.")
+        tuple[Place, ...], option(TEXT, "The gate's validation text, to train the variants of the paper too.")
     ] = (),
-    valid_tokens: Annotated[int | None, Parameter(help="Use only the first N tokens of the validation text.")] = None,
-    gate: Annotated[str, Parameter(help="The gate to take apart.")] = DEFAULT,
+    valid_tokens: Annotated[int | None, option(TEXT, "Use only the first N tokens of the validation text.")] = None,
+    gate: Annotated[str, option(SEARCH, "The gate to take apart.")] = DEFAULT,
     figure: Figure = None,
     spec: Model = OWN_MODEL,
-    output: Shown = OUTPUT,
+    output: Shown = PLAIN,
 ) -> None:
     """Take a gate apart on a test text: masks, weights, features, objectives."""
     if figure:
@@ -76,15 +77,15 @@ def ablate_command(
 
 def sweep_command(
     store: Store,
-    values: Annotated[list[float], Parameter(help="The values to try.")],
+    values: Annotated[list[float], option(SWEEP, "The values to try.")],
     /,
     *,
-    options: Annotated[SweepOptions, FLAT],
+    options: Annotated[SweepOptions, flat(SWEEP)],
     source: Source,
-    out: Annotated[str | None, Parameter(help="Where it works. [default: the store's name with -sweep]")] = None,
+    out: Annotated[Place | None, option(OUTPUT, "Where it works. [default: the store's name with -sweep]")] = None,
     figure: Figure = None,
     spec: Model = OWN_MODEL,
-    output: Shown = OUTPUT,
+    output: Shown = PLAIN,
 ) -> None:
     """Vary one thing of a store and measure what it costs."""
     if figure:

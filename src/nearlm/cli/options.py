@@ -1,34 +1,56 @@
 """What commands have in common: options of their own, loading a store's model, and showing what was found."""
 
-import json
 import shutil
 import sys
 import textwrap
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
+import msgspec
+from cyclopts import Group, Parameter
 
 from nearlm.base import Reporter, to_json
+from nearlm.cli.app import as_flags
+from nearlm.cli.help import MODEL, OUTPUT, SEARCH, STORE, TEXT
 from nearlm.model import ModelSpec
-from nearlm.store import Datastore
+from nearlm.store import Datastore, SearchSettings
 from nearlm.text import TextSource
 
 if TYPE_CHECKING:
     from nearlm.model.lm import LM
 
-FLAT = Parameter(name="*")  # a dataclass whose fields are options
 
-Store = Annotated[str, Parameter(help="Folder of a store, or cache:NAME.")]
-Out = Annotated[str, Parameter(help="Folder of the store to make, or cache:NAME.")]
-IndexName = Annotated[str, Parameter(help="Which index of the store.")]
-Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], help="Say nothing but errors.", show_default=False)]
-AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON.", show_default=False)]
-Restart = Annotated[bool, Parameter(help="Throw away an unfinished run first.", show_default=False)]
-Stride = Annotated[int | None, Parameter(help="Tokens from window to window. [default: the window]")]
-Figure = Annotated[str | None, Parameter(help="Draw a figure into a .png, .svg or .pdf.")]
-Source = Annotated[TextSource, FLAT]
-Model = Annotated[ModelSpec, FLAT]
+def flat(group: Group) -> Parameter:
+    """Make the fields of a dataclass options of a group."""
+    return Parameter(name="*", group=group)
+
+
+def option(group: Group, text: str, **more: Any) -> Parameter:
+    """Describe an option that is no field of a library's dataclass."""
+    return Parameter(group=group, help=text, **more)
+
+
+Place = str | Path  # a str as it was typed; Path lets a shell complete the names of files
+
+
+@dataclass(frozen=True)
+class PlacedText(TextSource):
+    """A text whose files a shell can complete."""
+
+    text: tuple[Place, ...]  # type: ignore[assignment]
+
+
+Store = Annotated[Place, option(STORE, "Folder of a store, or cache:NAME.")]
+Out = Annotated[Place, option(STORE, "Folder of the store to make, or cache:NAME.")]
+Restart = Annotated[bool, option(STORE, "Throw away an unfinished run first.")]
+Source = Annotated[PlacedText, flat(TEXT)]
+Stride = Annotated[int | None, option(TEXT, "Tokens from window to window. [default: the window]")]
+Model = Annotated[ModelSpec, flat(MODEL)]
+Search = Annotated[SearchSettings, flat(SEARCH)]
+IndexName = Annotated[str, option(SEARCH, "Which index of the store.")]
+Nprobe = Annotated[int | None, option(SEARCH, "Lists of the index that a search looks at. [default: the index's]")]
+Figure = Annotated[Place | None, option(OUTPUT, "Draw a figure into a .png, .svg or .pdf.")]
 OWN_MODEL = ModelSpec()
 
 
@@ -53,17 +75,29 @@ def load_model(store: Datastore, given: ModelSpec) -> "LM":
     return load_lm(store, model_spec(store, given))
 
 
+class FlagReporter(Reporter):
+    """Standard error, where parameters that the library names are flags."""
+
+    def say(self, line: str) -> None:
+        """Print one line."""
+        super().say(as_flags(line))
+
+
 @dataclass(frozen=True)
 class Output:
     """How a command tells what it does and what it found."""
 
-    quiet: Quiet = False
-    as_json: AsJson = False
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False
+    """Say nothing but errors."""
+    as_json: Annotated[bool, Parameter(name="--json")] = False
+    """Print what was found as one JSON object; progress goes to standard error."""
+    debug: bool = False
+    """Show the traceback of an error."""  # here for the help alone: `main` looks for it
 
     @property
     def reporter(self) -> Reporter:
         """Whom to tell of the progress."""
-        return Reporter(self.quiet)
+        return FlagReporter(self.quiet)
 
     def tell(self, found: Any) -> None:
         """Print what was found, as its table or as JSON."""
@@ -73,19 +107,18 @@ class Output:
             print(found.table())
 
     def show(self, values: dict[str, Any]) -> None:
-        """Print values, one a line, or as JSON."""
-        show(values, self.as_json)
+        """Print values, one a line, or as JSON, where a number that is none (inf, nan) is null."""
+        if self.as_json:
+            print(msgspec.json.format(msgspec.json.encode(values), indent=1).decode())
+        else:
+            _print_lines(values)
 
 
-Shown = Annotated[Output, FLAT]
-OUTPUT = Output()
+Shown = Annotated[Output, flat(OUTPUT)]
+PLAIN = Output()
 
 
-def show(values: dict[str, Any], as_json: bool) -> None:
-    """Print values, one a line, or as JSON."""
-    if as_json:
-        print(json.dumps(values, ensure_ascii=False, indent=1))
-        return
+def _print_lines(values: dict[str, Any]) -> None:
     width = max(map(len, values)) + 2
     columns = shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else None
     for name, value in values.items():

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-
-from nearlm.base import Reporter
-from nearlm.cli.options import Quiet
+from nearlm.base import to_json
+from nearlm.cli.help import MODEL, OUTPUT, TEXT
+from nearlm.cli.options import PLAIN, Output, Place, Shown, option
 
 if TYPE_CHECKING:
     from nearlm.paper.settings import Setting
@@ -18,41 +17,41 @@ Texts = tuple[str, ...]
 
 def demo_command(
     *,
-    out: Annotated[str, Parameter(help="Where everything goes.")] = "demo",
-    max_tokens: Annotated[int, Parameter(help="How many tokens the memory holds.")] = 100_000,
-    quiet: Quiet = False,
+    out: Annotated[Place, option(OUTPUT, "Where everything goes.")] = "demo",
+    max_tokens: Annotated[int, option(TEXT, "How many tokens the memory holds.")] = 100_000,
+    output: Shown = PLAIN,
 ) -> None:
     """From nothing to a fast memory: SmolLM2 and licence texts."""
     from nearlm.paper.reproduction import DEMO_PARTS
     from nearlm.paper.settings import DEMO, resize
 
-    _reproduce(resize(DEMO, max_tokens), out, DEMO_PARTS, quiet)
+    _reproduce(resize(DEMO, max_tokens), out, DEMO_PARTS, output)
 
 
 def reproduce_command(
     *,
-    setting: Annotated[str, Parameter(help="domain, standard, wikitext103 or law-mt.")],
-    out: Annotated[str, Parameter(help="Where tables, figures and the page go.")],
-    max_tokens: Annotated[int | None, Parameter(help="Put only N tokens into the store.")] = None,
-    model: Annotated[str | None, Parameter(help="Another model than the setting's.")] = None,
-    train: Annotated[Texts, Parameter(help="Another text for the store.")] = (),
-    valid: Annotated[Texts, Parameter(help="Another text to tune on.")] = (),
-    test: Annotated[Texts, Parameter(help="Another text to test on.")] = (),
+    setting: Annotated[str, option(TEXT, "Model and texts: domain, standard, wikitext103 or law-mt.")],
+    out: Annotated[Place, option(OUTPUT, "Where tables, figures and the page go.")],
+    max_tokens: Annotated[int | None, option(TEXT, "Put only N tokens into the store.")] = None,
+    model: Annotated[str | None, option(MODEL, "Another model than the setting's.")] = None,
+    train: Annotated[Texts, option(TEXT, "Another text for the store.")] = (),
+    valid: Annotated[Texts, option(TEXT, "Another text to tune on.")] = (),
+    test: Annotated[Texts, option(TEXT, "Another text to test on.")] = (),
     finetune_tokens: Annotated[
-        int | None, Parameter(help="Also train the model itself on N tokens of the store's text.")
+        int | None, option(MODEL, "Also train the model itself on N tokens of the store's text, to compare.")
     ] = None,
-    quiet: Quiet = False,
+    output: Shown = PLAIN,
 ) -> None:
     """Measure every table and figure of the paper, and make a page of them."""
     from nearlm.paper.reproduction import ALL_PARTS
     from nearlm.paper.settings import change, find_setting, resize
 
     chosen = change(find_setting(setting), model=model, train=train, valid=valid, test=test)
-    _reproduce(resize(chosen, max_tokens), out, ALL_PARTS, quiet, finetune_tokens)
+    _reproduce(resize(chosen, max_tokens), out, ALL_PARTS, output, finetune_tokens)
 
 
 def _reproduce(
-    setting: "Setting", out: str, parts: Sequence[str], quiet: bool, finetune_tokens: int | None = None
+    setting: "Setting", out: Place, parts: Sequence[str], output: Output, finetune_tokens: int | None = None
 ) -> None:
     """Run a setting and show what it found."""
     from nearlm.paper.report import check_figure, write_report
@@ -62,7 +61,10 @@ def _reproduce(
     folder.mkdir(parents=True, exist_ok=True)
     check_figure(folder / "figure.png")
     command = " ".join(["nearlm", *sys.argv[1:]])
-    run = Reproduction(setting, folder, Reporter(quiet), command=command, finetune_tokens=finetune_tokens)
+    run = Reproduction(setting, folder, output.reporter, command=command, finetune_tokens=finetune_tokens)
     results = run.run(parts)
-    print(results.all().table())
-    print(f"\n{write_report(results)}")
+    page = write_report(results)
+    if output.as_json:
+        output.show({**to_json(results.all()), "page": str(page)})
+    else:
+        print(f"{results.all().table()}\n\n{page}")

@@ -2,10 +2,9 @@
 
 from typing import Annotated
 
-from cyclopts import Parameter
-
 from nearlm.base import to_json
-from nearlm.cli.options import FLAT, OUTPUT, IndexName, Out, Restart, Shown, Store
+from nearlm.cli.help import RECORDS, SEARCH
+from nearlm.cli.options import PLAIN, IndexName, Nprobe, Out, Restart, Shown, Store, flat, option
 from nearlm.search import build_index
 from nearlm.shrink import PruneOptions, ReduceOptions, prune_store, reduce_store
 from nearlm.store import DEFAULT, Datastore, result_of
@@ -15,10 +14,10 @@ def reduce_command(
     store: Store,
     /,
     *,
-    options: Annotated[ReduceOptions, FLAT],
+    options: Annotated[ReduceOptions, flat(RECORDS)],
     out: Out,
     restart: Restart = False,
-    output: Shown = OUTPUT,
+    output: Shown = PLAIN,
 ) -> None:
     """Make a store with narrower keys, by PCA and a random rotation."""
     output.show(result_of(reduce_store(store, options, out, restart=restart, reporter=output.reporter)))
@@ -28,10 +27,10 @@ def prune_command(
     store: Store,
     /,
     *,
-    options: Annotated[PruneOptions, FLAT],
+    options: Annotated[PruneOptions, flat(RECORDS)],
     out: Out,
     restart: Restart = False,
-    output: Shown = OUTPUT,
+    output: Shown = PLAIN,
 ) -> None:
     """Make a store with fewer records, weighted by what they stand for."""
     output.show(result_of(prune_store(store, options, out, restart=restart, reporter=output.reporter)))
@@ -43,11 +42,11 @@ def index_command(
     *,
     factory: Annotated[
         str | None,
-        Parameter(help="auto, paper, flat, or a FAISS factory string. [default: auto, or as it is]"),
+        option(SEARCH, "Kind of index: auto, paper, flat, or a FAISS factory string. [default: auto, or as it is]"),
     ] = None,
-    nprobe: Annotated[int | None, Parameter(help="Lists a search looks at. [default: the index's]")] = None,
+    nprobe: Nprobe = None,
     index: IndexName = DEFAULT,
-    output: Shown = OUTPUT,
+    output: Shown = PLAIN,
 ) -> None:
     """Make a search index over a store's keys, or bring it up to date."""
     info = build_index(Datastore.open(store), factory, name=index, nprobe=nprobe, reporter=output.reporter)

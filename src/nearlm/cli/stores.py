@@ -3,24 +3,23 @@
 import dataclasses
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from nearlm.base import Reporter, size
-from nearlm.cli.options import FLAT, OWN_MODEL, AsJson, Model, Out, Quiet, Restart, Source, Store, model_spec, show
+from nearlm.base import size
+from nearlm.cli.help import RECORDS, STORE
+from nearlm.cli.options import OWN_MODEL, PLAIN, Model, Out, Restart, Shown, Source, Store, flat, model_spec, option
 from nearlm.store import BuildOptions, Datastore
 
 
 def build_command(
-    *,
     source: Source,
+    *,
     out: Out,
     spec: Model = OWN_MODEL,
-    options: Annotated[BuildOptions, FLAT] = BuildOptions(),
-    append: Annotated[bool, Parameter(help="Add the text to a finished store.", show_default=False)] = False,
+    options: Annotated[BuildOptions, flat(RECORDS)] = BuildOptions(),
+    append: Annotated[bool, option(STORE, "Add the text to a finished store.")] = False,
     restart: Restart = False,
-    quiet: Quiet = False,
+    output: Shown = PLAIN,
 ) -> None:
-    """Run a model over a text and keep (context vector, token) records."""
+    """Run a model over a text and keep what follows each context."""
     from nearlm.store.builder import build
 
     model = spec if spec.model is not None else None
@@ -29,29 +28,31 @@ def build_command(
         model = model_spec(store, spec)
         if spec.dtype == "auto":
             model = dataclasses.replace(model, dtype=store.manifest.model.dtype)
-    build(model, source, out, options, append=append, restart=restart, reporter=Reporter(quiet))
+    built = build(model, source, out, options, append=append, restart=restart, reporter=output.reporter)
+    if output.as_json:
+        output.show(built.summary())
 
 
 def info_command(
     store: Store,
     /,
     *,
-    record: Annotated[int | None, Parameter(help="Show where this record comes from.")] = None,
-    as_json: AsJson = False,
+    record: Annotated[int | None, option(STORE, "Show which text record N comes from.")] = None,
+    output: Shown = PLAIN,
 ) -> None:
     """Show what a store holds, or trace one of its records to its text."""
     opened = Datastore.open(store)
-    show(opened.summary() if record is None else opened.trace(record), as_json)
+    output.show(opened.summary() if record is None else opened.trace(record))
 
 
-def verify_command(store: Store, /) -> None:
+def verify_command(store: Store, /, *, output: Shown = PLAIN) -> None:
     """Read every byte of a store and name the first damaged file."""
     from nearlm.mixing import verify_gate, verify_ngrams
     from nearlm.search import verify_index
     from nearlm.shrink import verify_neighbors
 
     opened = Datastore.open(store)
-    with Reporter().bar("verifying", opened.bytes, "bytes") as advance:
+    with output.reporter.bar("verifying", opened.bytes, "bytes") as advance:
         opened.verify(advance)
     for name in opened.indexes:
         verify_index(opened, name)
@@ -59,4 +60,9 @@ def verify_command(store: Store, /) -> None:
     verify_ngrams(opened)
     for name in opened.gates:
         verify_gate(opened, name)
-    print(f"{store}: {len(opened.manifest.files)} files, {size(opened.bytes)}, all as they were written")
+    files = len(opened.manifest.files)
+    if output.as_json:
+        checked = {"indexes": list(opened.indexes), "gates": list(opened.gates)}
+        output.show({"store": str(store), "files": files, "bytes": opened.bytes, **checked})
+    else:
+        print(f"{store}: {files} files, {size(opened.bytes)}, all as they were written")

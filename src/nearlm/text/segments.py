@@ -94,6 +94,7 @@ class Progress:
     sha256: list[str] = field(default_factory=list)
     problems: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, int] = field(default_factory=dict)
     done: bool = False
 
 

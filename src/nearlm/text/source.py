@@ -1,7 +1,7 @@
 """Which text to read, and how: what everything that takes a text has in common."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from nearlm.base import OptionError
@@ -13,7 +13,8 @@ class TextSource:
     """A text, or several, and how to read them."""
 
     text: tuple[str, ...]
-    """File, folder, glob, JSON(L), Parquet, hf:NAME[/CONFIG][:SPLIT], spdx:train, pydocs:train, - for stdin."""
+    """Files, folders, globs, hf:NAME[/CONFIG][:SPLIT], the named texts spdx:train and pydocs:train, or - for stdin."""
+    _: KW_ONLY
     field: str = "text"
     """Field of JSON, Parquet and dataset rows that holds the text."""
     glob: str | None = None

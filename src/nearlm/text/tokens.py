@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,12 +21,16 @@ from nearlm.text.windows import Windows
 
 _BATCH_CHARACTERS = PIECE * (os.cpu_count() or 1)  # a piece for each core
 _STEP = "tokens"
+_KINDS = 6  # of files that were skipped, to be named
 _Noted = TypeVar("_Noted")
 
 
 @dataclass(frozen=True)
 class TokenStream:
-    """What a finished stream holds: tokens, documents, how many were read for it, the texts' checksums, problems."""
+    """What a finished stream holds: tokens, documents, how many were read for it, the texts' checksums, problems.
+
+    `skipped` counts files of folders that are of other kinds, by suffix.
+    """
 
     tokens: int
     documents: int
@@ -34,9 +38,12 @@ class TokenStream:
     sha256: list[str]
     problems: dict[str, int]
     examples: dict[str, str]
+    skipped: dict[str, int] = field(default_factory=dict)
 
     def warn(self, reporter: Reporter) -> None:
-        """Say what could not be used, and of each an example."""
+        """Say what was skipped, what could not be used, and of each an example."""
+        if self.skipped:
+            reporter.say(f"warning: {_count_skipped(self.skipped)}; choose files with `glob`")
         for problem, count in self.problems.items():
             reporter.say(f"warning: {count:,} × {problem}, e.g. {self.examples[problem]}")
 
@@ -60,6 +67,8 @@ def tokenise(
     state = _read_note(Progress, job) if corpus.repeatable else Progress()
     with contextlib.ExitStack() as stack:
         writer = stack.enter_context(open_writer(segment, framing, max_tokens, state))
+        if not writer.state.pieces:  # one that is resumed keeps its count: a store may stand in its text's folder
+            writer.state.skipped = dict(corpus.skipped)
         advance = stack.enter_context(reporter.bar("tokenising", max_tokens, "tokens", writer.state.tokens))
         _write(corpus, tokenizer, writer, job, advance)
         writer.finish()
@@ -116,6 +125,15 @@ def check_predictable(windows: Windows, texts: Sequence[str]) -> None:
 def document_bounds(docs: Ints, tokens: int) -> Ints:
     """Return where each document begins, and the end of the last."""
     return np.append(docs[:, 0], tokens)
+
+
+def _count_skipped(skipped: dict[str, int]) -> str:
+    """Say how many files were skipped, the most frequent kinds first."""
+    counts = sorted(skipped.items(), key=lambda item: (-item[1], item[0]))
+    kinds = [f"{count:,} × {suffix}" for suffix, count in counts]
+    named = ", ".join([*kinds[:_KINDS], *(["…"] if kinds[_KINDS:] else [])])
+    total = sum(skipped.values())
+    return f"skipped {total:,} file{'s' if total > 1 else ''} of other kinds ({named})"
 
 
 def _read_note(kind: type[_Noted], job: Job) -> _Noted:

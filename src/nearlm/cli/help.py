@@ -1,0 +1,60 @@
+"""How help looks: options in groups, and for each value a word that says what it is, not its Python type."""
+
+from typing import Any
+
+from cyclopts import Group
+from cyclopts.help import DefaultFormatter, HelpEntry, HelpPanel
+
+_TYPES = {"INT": "N", "FLOAT": "X", "STR": "NAME", "STR...": "NAME..."}
+_VALUES = {
+    "--text": "TEXT...",
+    "--valid": "TEXT...",
+    "--train": "TEXT...",
+    "--test": "TEXT...",
+    "--glob": "PATTERN",
+    "--model": "MODEL",
+    "--adapter": "FOLDER",
+    "--quantization": "8bit|4bit",
+    "--separator": "TEXT",
+    "--key-dtype": "TYPE",
+    "--dtype": "TYPE",
+    "--out": "FOLDER",
+    "--figure": "FILE",
+    "--prompt": "TEXT",
+    "--lam": "0..1",
+    "--keep": "0..1",
+    "--skip": "0..1|auto",
+    "--top-p": "0..1",
+    "--knn-temperature": "T",
+    "--temperature": "T",
+    "--k": "K",
+    "--top-k": "K",
+    "--features": "LIST",
+    "--l1": "X|auto",
+    "--shell": "SHELL",
+}
+
+STORE, TEXT, SWEEP, GENERATION, SAMPLING, TRAINING, SEARCH, MODEL, RECORDS, OUTPUT = (
+    Group(title, sort_key=place)
+    for place, title in enumerate("Store Text Sweep Generation Sampling Training Search Model Records Output".split())
+)
+
+
+class HelpFormatter(DefaultFormatter):
+    """Cyclopts' own help, with other words for values."""
+
+    def __call__(self, console: Any, options: Any, panel: HelpPanel) -> None:
+        """Print one group of options or commands."""
+        super().__call__(console, options, panel.copy(entries=[_name_value(entry) for entry in panel.entries]))
+
+
+def _name_value(entry: HelpEntry) -> HelpEntry:
+    if entry.metavar is None:
+        return entry
+    known = (_VALUES[name] for name in entry.positive_names if name in _VALUES)
+    return entry.copy(metavar=next(known, _TYPES.get(entry.metavar, entry.metavar)))
+
+
+def show_default(value: Any) -> Any:
+    """Return a default as help shows it; what is off by default needs no word."""
+    return None if value is None or value is False or value == () else value
