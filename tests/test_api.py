@@ -45,7 +45,7 @@ def examples():
 
 
 @pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
-def test_an_example_of_a_docstring_runs(example, mystore, capfd):
+def test_an_example_of_a_docstring_runs(example, mystore, quick_paper_index, quick_timing):
     example.globs = {"nearlm": nearlm}
     said = []
     failed, _ = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append)

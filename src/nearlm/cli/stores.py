@@ -1,7 +1,10 @@
 """Commands that make stores from text, and look into them."""
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Annotated
+
+from cyclopts import Parameter
 
 from nearlm.base import size
 from nearlm.cli.help import RECORDS, STORE
@@ -9,12 +12,20 @@ from nearlm.cli.options import OWN_MODEL, PLAIN, Model, Out, Restart, Shown, Sou
 from nearlm.store import BuildOptions, Datastore
 
 
+@dataclass(frozen=True)
+class BuildFlags(BuildOptions):
+    """Options of a build, of which BOS can be switched on or off."""
+
+    bos: Annotated[bool | None, Parameter(negative="--no-bos")] = None
+    """Begin each document with the BOS token, or do not. [default: as the tokenizer does]"""
+
+
 def build_command(
     source: Source,
     *,
     out: Out,
     spec: Model = OWN_MODEL,
-    options: Annotated[BuildOptions, flat(RECORDS)] = BuildOptions(),
+    options: Annotated[BuildFlags, flat(RECORDS)] = BuildFlags(),
     append: Annotated[bool, option(STORE, "Add the text to a finished store.")] = False,
     restart: Restart = False,
     output: Shown = PLAIN,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearlm.base import Doubles, Floats, Int32s, Ints
-from nearlm.mixing import Memory, back_off, last_tokens, mix
+from nearlm.mixing import Memory, back_off, last_tokens, mix, perplexity
 from nearlm.model.lm import LM
 from nearlm.search import Neighbors
 from nearlm.text import SCORE_BATCH_TOKENS, Batch, Windows, fill_batch, plan_batches
@@ -32,7 +32,7 @@ class Timer:
         return time.perf_counter() - self.started
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TokenScores:
     """Per predicted token, in order: its id, log p of LM, neighbours and mixture, λ, and if it was searched for."""
 
@@ -42,6 +42,10 @@ class TokenScores:
     logp: Doubles
     lam: Doubles
     retrieved: npt.NDArray[np.bool_]
+
+    def __repr__(self) -> str:
+        shown = f"perplexity {perplexity(self.logp):.3f}, LM alone {perplexity(self.log_lm):.3f}"
+        return f"TokenScores({len(self.tokens):,} tokens: {shown})"
 
 
 class ScoredBatch(NamedTuple):

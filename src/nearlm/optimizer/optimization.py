@@ -69,6 +69,12 @@ def optimize(
 
     Returns:
         What was measured, what was chosen, and why.
+
+    Example:
+        >>> text = nearlm.TextSource(("valid/",), max_tokens=600)
+        >>> choice = nearlm.optimize("mystore", text, "fast", budget=1.0)
+        >>> choice.winner.setup.records <= len(nearlm.Datastore.open("mystore"))
+        True
     """
     opened = Datastore.open(store)
     if not 0 <= budget < float("inf"):

@@ -117,7 +117,7 @@ class HeldOutTokens:
     nlm: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Choice:
     """All points, which of them was chosen, and why."""
 
@@ -129,6 +129,9 @@ class Choice:
     held_out: HeldOutTokens
     points: list[Point]
     paragraph: str
+
+    def __repr__(self) -> str:
+        return self.table()
 
     @property
     def winner(self) -> Point:

@@ -11,7 +11,7 @@ from nearlm.base import FileInfo, Floats, Reals, StoreError, check_files, files,
 from nearlm.search.kinds import IndexSpec
 from nearlm.search.linear import principal_axes
 from nearlm.search.scan import Found, Lists, ListScan, can_scan, without_lists, write_lists
-from nearlm.store import DEFAULT, Datastore, IndexData, read_tuned
+from nearlm.store import DEFAULT, AnyStore, Datastore, IndexData, read_tuned
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Measurement:
     queries_per_second: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class IndexInfo(Measurement):
     """What `index.json` says of an index: what it is made of, of which state of the store, and what was measured."""
 
@@ -41,6 +41,11 @@ class IndexInfo(Measurement):
     files: dict[str, FileInfo]
     bytes_per_record: float
     build_seconds: float
+
+    def __repr__(self) -> str:
+        size = f"{self.records:,} records, {self.bytes_per_record:g} bytes each"
+        found = f"recall@{self.recall_at} {self.recall:.3f}, {self.queries_per_second:,.0f} queries/s"
+        return f"IndexInfo({self.factory}: {self.spec.factory}, {size}; {found})"
 
     @property
     def bytes(self) -> int:
@@ -119,8 +124,14 @@ def open_index(store: Datastore, name: str = DEFAULT) -> tuple[SearchIndex, Inde
     return read_parts(place.data(info.data), info.spec), info
 
 
-def faiss_index(store: Datastore, name: str = DEFAULT) -> Any:
-    """Return an index as plain FAISS in memory, for other tools; its queries are like the stored keys."""
+def faiss_index(store: AnyStore, name: str = DEFAULT) -> Any:
+    """Return an index as plain FAISS in memory, for other tools; its queries are like the stored keys.
+
+    Example:
+        >>> index = nearlm.faiss_index("mystore")
+        >>> distances, ids = index.search(nearlm.Datastore.open("mystore").keys[:2].astype("float32"), 4)
+    """
+    store = Datastore.open(store)
     _, info = open_index(store, name)
     index = load_parts(store.layout.index(name).data(info.data), info.spec)
     if index.transform is None:

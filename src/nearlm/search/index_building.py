@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from pathlib import Path
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from nearlm.base.records import FileInfo, read_if_there, to_json, write_record
 from nearlm.search.exact import measure
 from nearlm.search.index import IndexInfo, SearchIndex, empty_index, load_parts, read_parts, train_index, write_parts
 from nearlm.search.kinds import AUTO, IndexSpec, choose_index, sample_size
-from nearlm.store import DEFAULT, Datastore, is_key_file
+from nearlm.store import DEFAULT, AnyStore, Datastore, is_key_file
 
 BLOCK = 1 << 14
 INDEX_SAVE_SECONDS = 60.0
@@ -20,16 +19,29 @@ _SEED = 0
 
 
 def build_index(
-    store: str | Path | Datastore,
+    store: AnyStore,
     factory: str | None = None,
     *,
     name: str = DEFAULT,
     nprobe: int | None = None,
     reporter: Reporter = QUIET,
 ) -> IndexInfo:
-    """Make, finish or bring up to date an index of a store, and return what its `index.json` says.
+    """Make a search index over a store's keys, finish one, or bring it up to date after an append.
 
-    Without `factory` an index that is there keeps its kind; a new one is `auto`.
+    Args:
+        store: Folder of a store, `cache:NAME`, or an open store.
+        factory: `auto`, `paper` (as the paper's), `flat` (exact), or a FAISS factory string. By default `auto`, or
+            what the index is already.
+        name: Name of the index; a store can have several.
+        nprobe: Lists that a search looks at.
+        reporter: Whom to tell of the progress.
+
+    Returns:
+        What the index is made of, its size, and its measured recall and speed.
+
+    Example:
+        >>> nearlm.build_index("mystore").records == len(nearlm.Datastore.open("mystore"))
+        True
     """
     opened = Datastore.open(store)
     folder = opened.layout.index(name).folder

@@ -54,6 +54,9 @@ class Retriever:
         distances = settings.distances or "index"
         return cls(store, settings.index or DEFAULT, nprobe=settings.nprobe, distances=distances)
 
+    def __repr__(self) -> str:
+        return f"Retriever({self.store.path.name}: {self.info!r}, distances by the {self.distances})"
+
     @property
     def settings(self) -> SearchSettings:
         """What a search depends on beside k: the index, how many lists are looked at, which distances are returned."""

@@ -10,7 +10,18 @@ from nearlm.shrink import kmeans, merging, ranking
 from nearlm.shrink.neighbors import index_ram, ready_index
 from nearlm.shrink.options import TAKES, PruneOptions
 from nearlm.shrink.selection import Selection, target
-from nearlm.store import BLOCK, DEFAULT, SHARD_RECORDS, Datastore, Derivation, Made, Step, derive, is_record_file
+from nearlm.store import (
+    BLOCK,
+    DEFAULT,
+    SHARD_RECORDS,
+    AnyStore,
+    Datastore,
+    Derivation,
+    Made,
+    Step,
+    derive,
+    is_record_file,
+)
 
 
 def select_random(work: Derivation, options: PruneOptions) -> Selection:
@@ -30,14 +41,27 @@ SELECT: dict[str, Callable[[Derivation, PruneOptions], Selection]] = {
 
 
 def prune_store(
-    store: str | Path | Datastore,
+    store: AnyStore,
     options: PruneOptions,
     out: str | Path,
     *,
     restart: bool = False,
     reporter: Reporter = QUIET,
 ) -> Datastore:
-    """Make a store with fewer records, each with the weight of what it stands for."""
+    """Make a store with fewer records, each with the weight of what it stands for.
+
+    Args:
+        store: Folder of a store, `cache:NAME`, or an open store; it stays as it is.
+        options: By which method, and how many records stay.
+        out: Folder of the store to make, or `cache:NAME`.
+        restart: Throw an unfinished run away first.
+        reporter: Whom to tell of the progress.
+
+    Example:
+        >>> small = nearlm.prune_store("mystore", nearlm.PruneOptions("kmeans", keep=0.5), "small")
+        >>> len(small) < len(nearlm.Datastore.open("mystore"))
+        True
+    """
     parent = Datastore.open(store)
     searches = "index" in TAKES[options.method]
     index = options.index or DEFAULT

@@ -11,7 +11,7 @@ import numpy as np
 from nearlm.base import QUIET, FileInfo, OptionError, Reporter, StoreError, check_at_least, files
 from nearlm.base.arrays import Array, Doubles, Floats
 from nearlm.search import linear_transform, matrix
-from nearlm.store import BLOCK, Datastore, Derivation, Made, Step, derive, is_key_file
+from nearlm.store import BLOCK, AnyStore, Datastore, Derivation, Made, Step, derive, is_key_file
 
 _SEED = 0
 
@@ -30,14 +30,26 @@ class ReduceOptions:
 
 
 def reduce_store(
-    store: str | Path | Datastore,
+    store: AnyStore,
     options: ReduceOptions,
     out: str | Path,
     *,
     restart: bool = False,
     reporter: Reporter = QUIET,
 ) -> Datastore:
-    """Make a store whose keys have fewer dimensions, by PCA, rotated at random; queries go through the same."""
+    """Make a store whose keys have fewer dimensions, by PCA, rotated at random; queries go through the same.
+
+    Args:
+        store: Folder of a store, `cache:NAME`, or an open store; it stays as it is.
+        options: How many dimensions, and how many records the axes are trained on.
+        out: Folder of the store to make, or `cache:NAME`.
+        restart: Throw an unfinished run away first.
+        reporter: Whom to tell of the progress.
+
+    Example:
+        >>> nearlm.reduce_store("mystore", nearlm.ReduceOptions(16), "narrow").dim
+        16
+    """
     parent = Datastore.open(store)
     if not 1 <= options.dim <= parent.dim:
         raise OptionError(f"`dim` is {options.dim}, expected 1 to {parent.dim}, the width of a key in {parent.path}")

@@ -48,9 +48,25 @@ def build(
     restart: bool = False,
     reporter: Reporter = QUIET,
 ) -> Datastore:
-    """Build a datastore from any causal LM and any text, or resume one that was interrupted.
+    """Run a model over a text and keep a (context vector, next token) record for every token.
 
-    With `append` the text is added to a finished store, whose own model and options are the default.
+    Args:
+        model: A hub id, a model folder, a GGUF file or `smollm2-135m`; a `ModelSpec`; or an `LM`. May be None with
+            `append`: the store's own.
+        text: Names of files, folders, globs and corpora, or a `TextSource`.
+        out: Folder of the store to make, or `cache:NAME`.
+        options: How the text becomes records; with `append` as the store's own.
+        append: Add the text to a finished store.
+        restart: Throw an unfinished build away first. Without it, the same call resumes where it stopped.
+        reporter: Whom to tell of the progress.
+
+    Returns:
+        The store, open.
+
+    Example:
+        >>> store = nearlm.build("smollm2-135m", "docs/", "excerpt", nearlm.BuildOptions(window=128))
+        >>> len(store) == len(store.values)
+        True
     """
     folder = store_folder(out)
     builder = _Builder(folder, TextSource.of(text), options, append, reporter)
