@@ -2,14 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
 from examples import trace_for
 
 from calls import evaluate, load_knnlm, tune
 from nearlm.base.errors import OptionError
 from nearlm.mixing import tuning
 from nearlm.mixing.equations import mix, perplexity
+from nearlm.model.lm import LM
 from nearlm.search.retriever import Retriever
-from tiny import make_text
+from tiny import make_llama, make_text
 
 
 def test_a_trace_says_what_evaluation_says(lm, store, valid):
@@ -31,6 +33,20 @@ def test_the_lm_and_the_search_run_once(lm, store, valid, monkeypatch):
         trace_for(lm, store, valid, nprobe=3)
     with pytest.raises(pytest.fail.Exception, match="searched again"):
         trace_for(lm, store, valid, distances="store")
+
+
+def test_models_that_differ_only_in_the_head_have_traces_of_their_own(lm, store, valid):
+    first = trace_for(lm, store, valid)
+    other = LM(make_llama(), lm.tokenizer)
+    assert np.array_equal(other.probe(), lm.probe()) and other.fingerprint() == lm.fingerprint()
+    assert trace_for(other, store, valid).lm.key == first.lm.key
+    with torch.no_grad():
+        other.model.lm_head.weight.mul_(2)
+    assert np.array_equal(other.probe(), lm.probe())
+    second = trace_for(other, store, valid)
+    evaluated = evaluate(load_knnlm(store, other, lam=0.0), valid)
+    assert perplexity(second.lm.logp) == pytest.approx(evaluated.nlm_perplexity, rel=1e-5)
+    assert perplexity(second.lm.logp) != pytest.approx(perplexity(first.lm.logp), rel=1e-3)
 
 
 def test_a_trace_goes_on_after_a_kill(lm, store, tmp_path, monkeypatch):

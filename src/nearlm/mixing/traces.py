@@ -1,7 +1,7 @@
 """One LM pass and one search over a text, kept on disk: what tuning, gates, sweeps and ablations read.
 
 The LM half depends on the model and the text, the search half also on the store and its index; each is kept in the
-cache under a hash of just what it depends on, so that it is computed once. This is the only cache of computed things.
+cache under a hash of just what it depends on, so that it is computed once.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ def trace_lm(lm: LM, text: TokenText, reading: Reading, reporter: Reporter = QUI
     """Run the LM over a text, or find that it has been done."""
     depends_on = {
         "model": lm.fingerprint(),
-        "probe": canonical_hash(lm.probe().tolist()),
+        "weights": lm.weights_hash(),
         "dtype": lm.dtype,
         "tap": lm.tap.path,
         "text": text.sha256,
