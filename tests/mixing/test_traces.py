@@ -1,5 +1,7 @@
 """Traces: what evaluation says, computed once, going on after a kill, making room."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from calls import evaluate, load_knnlm, tune
 from nearlm.base.errors import OptionError
 from nearlm.mixing import tuning
 from nearlm.mixing.equations import mix, perplexity
+from nearlm.mixing.traces import trace_lm, trace_search, traced_text
 from nearlm.model.lm import LM
 from nearlm.search.retriever import Retriever
 from tiny import make_llama, make_text
@@ -106,6 +109,34 @@ def test_old_traces_make_room_for_new_ones(lm, store, valid, monkeypatch, tmp_pa
     monkeypatch.setenv("NEARLM_TRACE_GB", "plenty")
     with pytest.raises(OptionError, match="NEARLM_TRACE_GB"):
         trace_for(lm, store, valid, k=16)
+
+
+def test_old_texts_make_room_too_but_not_the_one_that_is_read(lm, store, monkeypatch, tmp_path):
+    monkeypatch.setenv("NEARLM_CACHE", str(tmp_path))
+    reading = store.reading()
+
+    def kept(kind):
+        return {path.name for path in tmp_path.glob(f"traces/{kind}-*")}
+
+    def read(number):
+        (tmp_path / f"{number}.txt").write_text(make_text(150, seed=60 + number))
+        before = kept("text")
+        text = traced_text(str(tmp_path / f"{number}.txt"), lm.tokenizer, reading)
+        return text, *(kept("text") - before)
+
+    (first, oldest), (_, newer) = read(1), read(2)
+    trace_lm(lm, first, reading)
+    os.utime(tmp_path / "traces" / oldest, (1, 1))
+    third, mine = read(3)
+    there = sum(path.stat().st_size for path in tmp_path.glob("traces/*/*") if path.is_file())
+    wanted = sum(128 + third.windows.records * 4 * width for width in (lm.dim, 1, 1, 1))
+    monkeypatch.setenv("NEARLM_TRACE_GB", str((there + wanted - 1) / 1e9))
+    traced = trace_lm(lm, third, reading)
+    assert kept("text") == {newer, mine} and len(kept("lm")) == 2
+    monkeypatch.setenv("NEARLM_TRACE_GB", "0.000001")
+    again = trace_search(traced, Retriever(store), 16)
+    assert kept("text") == {mine} and not kept("lm")
+    assert len(again.log_p_knn()) == len(third.targets)
 
 
 def test_a_trace_with_an_array_gone_is_made_again(lm, store, valid, monkeypatch, tmp_path):
