@@ -99,7 +99,7 @@ def test_evaluation_writes_nothing_into_the_cache(lm, store, test_text, monkeypa
 
 
 def predicted_by_hand(tokenizer, texts, bos, pack):
-    """The bytes and words that a byte-level tokenizer predicts: all but those of the first token if nothing is before."""
+    """Words and bytes that a byte-level tokenizer predicts: all but the first token's, if nothing is before it."""
     symbols = {symbol: byte for byte, symbol in bytes_to_unicode().items()}
     words, count = 0, 0
     for number, text in enumerate(texts):
