@@ -93,7 +93,7 @@ def finetune(
     spec = ModelSpec(model) if isinstance(model, str) else model
     refused = [name for name in ("quantization", "adapter") if getattr(spec, name)]
     if refused:
-        raise OptionError(f"--{refused[0]} {getattr(spec, refused[0])} cannot be fine-tuned; name a plain model")
+        raise OptionError(f"`{refused[0]}={getattr(spec, refused[0])!r}` cannot be fine-tuned; name a plain model")
     _need_accelerate()
     original, tokenizer = load_pretrained(replace(spec, dtype="float32"))
     limit = longest_window(original)
