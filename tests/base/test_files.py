@@ -1,10 +1,13 @@
 """Atomic writes, checksums, allocation and the lock."""
 
+import ast
 import contextlib
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -129,6 +132,49 @@ def test_write_at_goes_on_after_a_short_write(tmp_path: Path, monkeypatch):
     with open(tmp_path / "a", "w+b") as file:
         files.write_at(file, b"0123456789", 2)
     assert (tmp_path / "a").read_bytes() == b"\0\x000123456789"
+
+
+@pytest.fixture
+def windows(monkeypatch):
+    """Take away what Windows does not have; a folder cannot be opened there."""
+    for name in ("pwrite", "fdatasync", "posix_fallocate"):
+        monkeypatch.delattr(files.os, name, raising=False)
+    real = os.open
+
+    def no_folders(path, *options):
+        if Path(path).is_dir():
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *options)
+
+    monkeypatch.setattr(files.os, "open", no_folders)
+    monkeypatch.setattr(files, "os", SimpleNamespace(**{**vars(os), "name": "nt"}))  # pathlib must not see it
+
+
+def test_files_are_written_on_windows(tmp_path: Path, windows):
+    files.write_json(tmp_path / "a.json", {"a": 1})
+    assert files.read_json(tmp_path / "a.json") == {"a": 1}
+    files.allocate(tmp_path / "a", b"HEAD", 12)
+    with open(tmp_path / "a", "r+b") as file:
+        file.seek(0, 2)
+        files.append(file, b"end")
+        files.write_at(file, np.array([7], np.int32).data, 4)
+        files.append(file, b".")
+        files.sync(file)
+    assert (tmp_path / "a").read_bytes() == b"HEAD" + bytes([7]) + bytes(7) + b"end."
+    files.truncate(tmp_path / "a", 4)
+    files.link(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == b"HEAD"
+    with files.lock(tmp_path):
+        files.remove(tmp_path / "b")
+
+
+def test_nothing_is_imported_that_only_posix_has():
+    absent = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
+    for path in Path(files.__file__).parents[1].rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {getattr(node, "module", None), *(alias.name for alias in node.names)}
+                assert not names & absent, f"{path} imports {names & absent}"
 
 
 def test_remove_takes_files_folders_and_nothing(tmp_path: Path):

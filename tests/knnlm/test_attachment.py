@@ -2,14 +2,16 @@
 
 import pytest
 import torch
-from gated import PROMPTS, by_hand
+from gated import CLOSE, PROMPTS, by_hand, untrained
 
 import nearlm
-from calls import attach, load_knnlm
+from calls import attach, build, build_index, load_knnlm
 from nearlm import SearchSettings
 from nearlm.base.errors import ModelError, OptionError
-from nearlm.mixing.gate import Gate
-from tiny import make_llama
+from nearlm.mixing.gate import Gate, save_gate
+from nearlm.mixing.ngrams import build_ngrams
+from nearlm.model.lm import LM
+from tiny import make_llama, make_text
 
 
 def greedy(lm, store, gate, ids, skip, steps):
@@ -126,6 +128,40 @@ def test_assisted_decoding_gives_the_greedy_output_of_the_mixture(double_lm, sto
     for prompt in PROMPTS:
         plain = knnlm.generate_ids([prompt], max_new_tokens=20, do_sample=False)
         assert knnlm.generate_ids([prompt], max_new_tokens=20, do_sample=False, **drafts) == plain
+
+
+@pytest.fixture(scope="module")
+def last_hidden(tmp_path_factory, tokenizer):
+    """A kNN-LM whose keys are the input of the head, with a gate that looks at the tokens before."""
+    folder = tmp_path_factory.mktemp("last-hidden")
+    (folder / "text.txt").write_text(make_text(250, seed=5))
+    lm = LM(make_llama(seed=3).double(), tokenizer, key_tap="last_hidden", name="double")
+    options = {"window": 64, "key_dtype": "float32", "key_tap": "last_hidden"}
+    store = build(lm, str(folder / "text.txt"), folder / "store", quiet=True, **options)
+    build_index(store, "flat", quiet=True)
+    build_ngrams(store)
+    save_gate(store.layout.gate("counts"), *untrained(store, lm, "learned", ("freq", "fert")))
+    return load_knnlm(store, lm, gate="counts", skip=0.4)
+
+
+KEPT = [[0, 3], [3, 0], [-1], [2, 2, 1]]
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("kept", [1, 2, *KEPT, "all backwards"])
+@pytest.mark.parametrize("tap", ["ffn", "last_hidden"])
+def test_any_positions_are_kept_wherever_the_keys_come_from(double_lm, store, last_hidden, tap, kept, gated):
+    knnlm = last_hidden if tap == "last_hidden" else load_knnlm(store, double_lm, gate="counts", skip=0.4)
+    ids = torch.tensor([[0, *knnlm.lm.tokenizer(PROMPTS[1])["input_ids"]]]).repeat(2, 1)
+    ids[1, 2:] = ids[1, 2:].flip(0)
+    if kept == "all backwards":
+        kept = list(reversed(range(ids.shape[1])))
+    options = {"gate": knnlm.gate} if gated else {"lam": 0.5, "knn_temperature": 3.0, "k": 32}
+    with attach(knnlm.lm, knnlm.retriever, **options) as model, torch.no_grad():
+        whole = model(ids).logits
+        few = model(ids, logits_to_keep=kept if isinstance(kept, int) else torch.tensor(kept)).logits
+    expected = whole[:, -kept:] if isinstance(kept, int) else whole[:, kept]
+    torch.testing.assert_close(few, expected, **CLOSE)  # float32 distances
 
 
 def test_attach_follows_logits_to_keep(knnlm):

@@ -1,11 +1,17 @@
 """Evaluation against a plain numpy kNN-LM, and against scoring and attaching."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from calls import attach, build, build_index, evaluate, load_knnlm
-from tiny import make_text
+from nearlm.knnlm.evaluation import _words_and_bytes
+from nearlm.model.lm import LM
+from nearlm.text import Framing, Reading, read_once
+from tiny import make_llama, make_text
 
 WINDOW = 48
 
@@ -90,3 +96,53 @@ def test_evaluation_writes_nothing_into_the_cache(lm, store, test_text, monkeypa
     for options in ({"knn": False}, {"index": "flat"}):
         assert evaluate(load_knnlm(store, lm, **options), str(test_text)).tokens > 0
     assert not (tmp_path / "cache").exists()
+
+
+def predicted_by_hand(tokenizer, texts, bos, pack):
+    """Words and bytes that a byte-level tokenizer predicts: all but the first token's, if nothing is before it."""
+    symbols = {symbol: byte for byte, symbol in bytes_to_unicode().items()}
+    words, count = 0, 0
+    for number, text in enumerate(texts):
+        first = tokenizer.tokenize(text)[0]
+        raw = bytes(symbols[symbol] for symbol in first)
+        given = b"" if bos or (pack and number) else raw
+        while given and text.encode()[: len(given)].decode(errors="ignore").encode() != given:
+            given = given[:-1]  # of a character that the next token ends
+        rest = text.encode()[len(given) :]
+        words, count = words + len(rest.decode().split()), count + len(rest)
+    return words, count
+
+
+TEXTS = ["the licence grants", "東京 is free", "licence", " any person", "a\n\nb" * 40, "é"]
+
+
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("stride", [8, 3])
+@pytest.mark.parametrize("bos", [False, True])
+def test_words_and_bytes_are_those_of_what_is_predicted(tmp_path, tokenizer, bos, stride, pack):
+    tokenizer = copy.deepcopy(tokenizer)
+    if not bos:
+        tokenizer.bos_token = None
+    for number, text in enumerate(TEXTS):
+        (tmp_path / f"{number}.txt").write_bytes(text.encode())
+    reading = Reading(Framing.of(tokenizer, "eos"), 8, stride, pack)
+    with read_once(str(tmp_path), tokenizer, reading) as text:
+        assert len(set(text.windows.target_positions)) == len(text.targets)
+        assert _words_and_bytes(text, tokenizer) == predicted_by_hand(tokenizer, TEXTS, bos, pack)
+
+
+def test_bits_per_byte_without_a_bos_are_those_of_the_bytes_predicted(tmp_path, tokenizer):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.bos_token = None
+    lm = LM(make_llama(), tokenizer)
+    (tmp_path / "train.txt").write_text(make_text(60))
+    (tmp_path / "test.txt").write_text("licence grants")
+    store = build(lm, str(tmp_path / "train.txt"), tmp_path / "store", window=WINDOW, quiet=True)
+    found = evaluate(load_knnlm(store, lm, knn=False), str(tmp_path / "test.txt"))
+    ids = [*tokenizer("licence grants")["input_ids"], tokenizer.eos_token_id]
+    with torch.no_grad():
+        logs = lm.model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    bits = -sum(float(logs[i, ids[i + 1]]) for i in range(len(ids) - 1)) / np.log(2)
+    rest = "licence grants".removeprefix(tokenizer.decode(ids[:1]))
+    assert (found.bytes, found.words) == (len(rest), len(rest.split()))
+    assert found.bits_per_byte == pytest.approx(bits / len(rest), rel=1e-5)

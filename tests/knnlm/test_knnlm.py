@@ -1,5 +1,7 @@
 """Generation with a memory against the equation, token by token; explanations and refusals."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,8 @@ import nearlm
 from calls import build, build_index, knnlm_of
 from nearlm.base.errors import ModelError, OptionError
 from nearlm.knnlm import KNNLM
+from nearlm.knnlm.scoring import Scorer
+from nearlm.mixing import Memory
 from nearlm.model.lm import LM
 from nearlm.store import Tuned, write_tuned
 from tiny import make_llama, make_text, make_tokenizer
@@ -120,6 +124,24 @@ def test_explain_tells_what_memory_and_model_thought(knnlm):
         assert one.p == pytest.approx(0.5 * one.p_knn + 0.5 * one.p_lm) == pytest.approx(np.exp(logp))
         assert len(one.nearest) == 2 and one.nearest[0][1].document == "text.txt"
     assert [one.token for one in knnlm.explain(ids, first=2)] == [one.token for one in told][1:]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_scoring_a_long_text_lets_the_neighbours_of_each_batch_go(knnlm, monkeypatch, overlap):
+    monkeypatch.setattr(Scorer, "_overlaps", overlap)
+    real, found, alive = Memory.search, [], []
+
+    def search(self, queries):
+        near = real(self, queries)
+        alive.append(sum(reference() is not None for reference in found))
+        found.extend(weakref.ref(array) for array in (near.distances, near.ids, near.tokens))
+        return near
+
+    monkeypatch.setattr(Memory, "search", search)
+    monkeypatch.setattr(Scorer.score, "__defaults__", (128,))
+    scores = knnlm.score(make_text(3000, seed=2))
+    assert len(alive) > 20 and max(alive) <= 3, "arrays of the batch before, at most"
+    assert not any(reference() for reference in found) and len(scores.logp) > 3000
 
 
 def test_nonsense_settings_are_refused(knnlm):

@@ -1,5 +1,8 @@
 """Scoring with a gate: plain kNN-LM, the LM alone, the equations, and only those searched that ask."""
 
+import threading
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +10,10 @@ from gated import PROMPTS, WINDOW, by_hand
 
 from calls import attach, evaluate, knnlm_of, load_knnlm
 from nearlm.base.errors import OptionError
+from nearlm.knnlm import scoring
+from nearlm.knnlm.scoring import Scorer, Timer
 from nearlm.mixing.gate import Gate
+from nearlm.text.windows import plan_windows
 from tiny import make_text
 
 
@@ -62,6 +68,47 @@ def test_only_tokens_that_ask_are_searched_and_a_window_does_not_hide_the_past(d
     strided = evaluate(knnlm, str(test_text), stride=16)  # λ depends on tokens only, so not on the windows
     assert strided.retrievals == found.retrievals
     assert found.gate_microseconds > 0 and 0 <= found.gate_share < 1 and found.search.lam is None
+
+
+@pytest.mark.parametrize("gate", [None, "counts"])
+def test_a_search_that_overlaps_the_lm_gives_the_same_and_its_time_is_added_in_one_thread(
+    double_lm, store, monkeypatch, gate
+):
+    class Watched(Timer):
+        def __setattr__(self, name, value):
+            threads.add(threading.get_ident())
+            super().__setattr__(name, value)
+
+    class Clock(threading.local):
+        """A second passes, in each thread by itself, whenever it is read."""
+
+        now = 0
+
+        def read(self):
+            self.now += 1
+            return self.now
+
+    clock, threads = Clock(), set()
+    monkeypatch.setattr(scoring, "time", SimpleNamespace(perf_counter=clock.read))
+    knnlm = load_knnlm(store, double_lm, gate=gate, skip=gate and 0.4)
+    ids = np.asarray([0, *double_lm.tokenizer(make_text(200, seed=4))["input_ids"]], np.int32)
+    bounds = np.array([0, len(ids)])
+    windows = plan_windows(bounds, WINDOW, WINDOW)
+    found = {}
+    for overlap in (False, True):
+        scorer = Scorer(double_lm, knnlm.memory, Watched(), overlap=overlap)
+        batches = list(scorer.score(ids, bounds, windows, WINDOW))
+        assert len(batches) == len(windows) > 5
+        timer = scorer.timer
+        assert (timer.lm, timer.search, timer.mixing) == (len(windows),) * 3
+        assert timer.gate == (2 * len(windows) if gate else 0)  # features, then the network
+        found[overlap] = batches
+    assert threads == {threading.get_ident()}
+    for one, other in zip(found[False], found[True], strict=True):
+        np.testing.assert_array_equal(one.positions, other.positions)
+        np.testing.assert_array_equal(one.near.ids, other.near.ids)
+        for name in ("tokens", "log_lm", "log_knn", "logp", "lam", "retrieved"):
+            np.testing.assert_array_equal(getattr(one.scores, name), getattr(other.scores, name))
 
 
 def test_explaining_shows_no_neighbours_for_tokens_that_did_not_ask(double_lm, store):

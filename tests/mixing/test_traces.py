@@ -1,15 +1,20 @@
 """Traces: what evaluation says, computed once, going on after a kill, making room."""
 
+import os
+
 import numpy as np
 import pytest
+import torch
 from examples import trace_for
 
 from calls import evaluate, load_knnlm, tune
 from nearlm.base.errors import OptionError
 from nearlm.mixing import tuning
 from nearlm.mixing.equations import mix, perplexity
+from nearlm.mixing.traces import trace_lm, trace_search, traced_text
+from nearlm.model.lm import LM
 from nearlm.search.retriever import Retriever
-from tiny import make_text
+from tiny import make_llama, make_text
 
 
 def test_a_trace_says_what_evaluation_says(lm, store, valid):
@@ -31,6 +36,20 @@ def test_the_lm_and_the_search_run_once(lm, store, valid, monkeypatch):
         trace_for(lm, store, valid, nprobe=3)
     with pytest.raises(pytest.fail.Exception, match="searched again"):
         trace_for(lm, store, valid, distances="store")
+
+
+def test_models_that_differ_only_in_the_head_have_traces_of_their_own(lm, store, valid):
+    first = trace_for(lm, store, valid)
+    other = LM(make_llama(), lm.tokenizer)
+    assert np.array_equal(other.probe(), lm.probe()) and other.fingerprint() == lm.fingerprint()
+    assert trace_for(other, store, valid).lm.key == first.lm.key
+    with torch.no_grad():
+        other.model.lm_head.weight.mul_(2)
+    assert np.array_equal(other.probe(), lm.probe())
+    second = trace_for(other, store, valid)
+    evaluated = evaluate(load_knnlm(store, other, lam=0.0), valid)
+    assert perplexity(second.lm.logp) == pytest.approx(evaluated.nlm_perplexity, rel=1e-5)
+    assert perplexity(second.lm.logp) != pytest.approx(perplexity(first.lm.logp), rel=1e-3)
 
 
 def test_a_trace_goes_on_after_a_kill(lm, store, tmp_path, monkeypatch):
@@ -90,6 +109,34 @@ def test_old_traces_make_room_for_new_ones(lm, store, valid, monkeypatch, tmp_pa
     monkeypatch.setenv("NEARLM_TRACE_GB", "plenty")
     with pytest.raises(OptionError, match="NEARLM_TRACE_GB"):
         trace_for(lm, store, valid, k=16)
+
+
+def test_old_texts_make_room_too_but_not_the_one_that_is_read(lm, store, monkeypatch, tmp_path):
+    monkeypatch.setenv("NEARLM_CACHE", str(tmp_path))
+    reading = store.reading()
+
+    def kept(kind):
+        return {path.name for path in tmp_path.glob(f"traces/{kind}-*")}
+
+    def read(number):
+        (tmp_path / f"{number}.txt").write_text(make_text(150, seed=60 + number))
+        before = kept("text")
+        text = traced_text(str(tmp_path / f"{number}.txt"), lm.tokenizer, reading)
+        return text, *(kept("text") - before)
+
+    (first, oldest), (_, newer) = read(1), read(2)
+    trace_lm(lm, first, reading)
+    os.utime(tmp_path / "traces" / oldest, (1, 1))
+    third, mine = read(3)
+    there = sum(path.stat().st_size for path in tmp_path.glob("traces/*/*") if path.is_file())
+    wanted = sum(128 + third.windows.records * 4 * width for width in (lm.dim, 1, 1, 1))
+    monkeypatch.setenv("NEARLM_TRACE_GB", str((there + wanted - 1) / 1e9))
+    traced = trace_lm(lm, third, reading)
+    assert kept("text") == {newer, mine} and len(kept("lm")) == 2
+    monkeypatch.setenv("NEARLM_TRACE_GB", "0.000001")
+    again = trace_search(traced, Retriever(store), 16)
+    assert kept("text") == {mine} and not kept("lm")
+    assert len(again.log_p_knn()) == len(third.targets)
 
 
 def test_a_trace_with_an_array_gone_is_made_again(lm, store, valid, monkeypatch, tmp_path):

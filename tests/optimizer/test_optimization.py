@@ -4,18 +4,21 @@ import json
 import shutil
 
 import pytest
+import torch
 from pointing import how
 
 from calls import evaluate, load_knnlm
-from nearlm.base import Reporter, from_json, jobs, to_json
+from nearlm.base import Reporter, files, from_json, jobs, to_json
 from nearlm.base.errors import OptionError, StoreError
 from nearlm.mixing.gate import Gate
+from nearlm.model.lm import LM
 from nearlm.optimizer import bench
 from nearlm.optimizer import optimization as optimizing
 from nearlm.optimizer.optimization import optimize
 from nearlm.optimizer.points import Choice
 from nearlm.search import build_index
 from nearlm.store import Datastore
+from tiny import make_llama
 
 pytestmark = pytest.mark.usefixtures("quick_timing")
 
@@ -45,8 +48,18 @@ def test_the_store_is_ready_and_within_the_budget(store, lm, texts, tmp_path, sm
     assert load_knnlm(out, lm, lam=0.2).gate is None
     again = optimize(store, valid, out, lm, budget=0.5)
     assert again == choice == from_json(Choice, json.loads(json.dumps(to_json(choice))), "")
-    with pytest.raises(StoreError, match="another store, text or budget"):
+    with pytest.raises(StoreError, match="another store, model, text or budget"):
         optimize(store, valid, out, lm, budget=0.4)
+    other = LM(make_llama(), lm.tokenizer)
+    assert optimize(store, valid, out, other, budget=0.5) == choice
+    with torch.no_grad():
+        other.model.lm_head.weight.mul_(2)
+    with pytest.raises(StoreError, match="another store, model"):
+        optimize(store, valid, out, other, budget=0.5)
+    noted = files.read_stamped(out / "optimize.json")
+    del noted["plan"]["weights"]  # as older versions wrote it
+    files.write_stamped(out / "optimize.json", noted)
+    assert optimize(store, valid, out, lm, budget=0.5) == choice
 
 
 def test_an_index_like_the_papers_shortens_the_forecast_whatever_its_name(store, tmp_path, monkeypatch, capsys):

@@ -1,5 +1,7 @@
 """Distances from the stored keys against the equation."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -23,3 +25,7 @@ def test_rescoring_equals_the_equation(tmp_path, monkeypatch, dtype, in_memory):
     found = rescore.Rescorer(ShardedArray(shards)).distances(queries, ids)
     true = ((keys[ids].astype(np.float64) - queries[:, None]) ** 2).sum(-1)
     np.testing.assert_allclose(found, np.where(ids < 0, np.inf, true), rtol=1e-5, atol=1e-6)
+
+
+def test_pages_are_not_asked_for_where_mmap_has_no_madvise():
+    rescore._advise(SimpleNamespace(_mmap=b"as on Windows"), 0, 5)

@@ -39,6 +39,20 @@ def test_neighbours_are_searched_once_for_every_smaller_k(places, tmp_path, monk
         verify_neighbors(places, "default")
 
 
+@pytest.mark.parametrize(("method", "name"), [("merge", "neighbors"), ("rank", "ranks")])
+def test_damage_in_what_is_kept_beside_an_index_is_named(places, tmp_path, nearlm, method, name):
+    prune_store(places, method, tmp_path / "made", keep=0.5, quiet=True)
+    assert nearlm("verify", places.path)[0] == 0
+    path = places.path / "index" / "default" / f"{name}.npy"
+    whole = path.read_bytes()
+    for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[:-1]):
+        path.write_bytes(damaged)
+        with pytest.raises(StoreError, match=rf"{name}\.npy is (damaged|missing or cut).*remove it and {name}\.json"):
+            verify_neighbors(places, "default")
+        code, _, said = nearlm("verify", places.path)
+        assert code == 2 and f"{name}.npy" in said
+
+
 def test_who_reads_neighbours_keeps_them_while_more_are_searched(places):
     quiet = Reporter(quiet=True)
     build_index(places, quiet=True)

@@ -33,6 +33,8 @@ def test_others_are_taken_only_where_nothing_was_said():
         ({"k": 0}, "`k` is 0, expected at least 1"),
         ({"nprobe": -1}, "`nprobe` is -1, expected at least 1"),
         ({"distances": "near"}, "`distances` is 'near', expected one of index, store, parent"),
+        ({"skip": 1.5}, "`skip` is 1.5, expected 0 to 1 or auto"),
+        ({"budget": -0.5}, "`budget` is -0.5, expected 0 or more perplexity"),
     ],
 )
 def test_nonsense_is_refused(wrong, message):
@@ -64,8 +66,39 @@ def test_settings_as_older_versions_wrote_them_are_read(layout):
     assert (found.gate, found.skip, found.budget) == (None, None, None)
 
 
+def make_index_and_gate(layout):
+    for description in (layout.index("a").description, layout.gate("b").description):
+        description.parent.mkdir(parents=True)
+        description.touch()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"index": "c"}, "names index 'c'"),
+        ({"index": "../a"}, r"names index '\.\./a'"),
+        ({"index": "a", "gate": "c"}, "names gate 'c'"),
+        ({"index": "a", "gate": "b", "skip": 7}, r"skip is 7\.0, expected 0 to 1"),
+        ({"index": "a", "gate": "b", "budget": -1}, r"budget is -1\.0, expected 0 or more"),
+        ({"skip": 0.5}, "skip 0.5, but names no gate"),
+        ({"gate": "none", "skip": 0.5}, "skip 0.5, but names no gate"),
+        ({"lam": 7}, r"lam is 7\.0, expected 0 to 1"),
+        ({"k": 0}, "k is 0, expected at least 1"),
+        ({"temperature": -1}, r"knn_temperature is -1\.0"),
+        ({"distances": "near"}, "distances is 'near'"),
+        ({"skip": "never"}, "Invalid enum value 'never'"),
+    ],
+)
+def test_defaults_that_make_no_sense_are_refused_by_file_and_value(layout, wrong, message):
+    make_index_and_gate(layout)
+    files.write_stamped(layout.defaults, wrong)
+    with pytest.raises(StoreError, match=rf"defaults\.json .*{message}"):
+        read_defaults(layout)
+
+
 def test_defaults_are_the_default_index_until_they_are_written(layout):
     assert read_defaults(layout) == SearchSettings(index="default")
+    make_index_and_gate(layout)
     for chosen in (SearchSettings(index="a", gate="b", skip=0.25), SearchSettings(index="a")):
         write_defaults(layout, chosen)
         assert read_defaults(layout) == chosen

@@ -92,6 +92,12 @@ def append(file: BinaryIO, data: bytes | memoryview) -> None:
 def write_at(file: BinaryIO, data: bytes | memoryview, offset: int) -> None:
     """Write `data` into `file` at `offset`, past any buffering."""
     view = memoryview(data).cast("B")
+    if not hasattr(os, "pwrite"):  # Windows
+        place = file.tell()
+        file.seek(offset)
+        file.write(view)
+        file.seek(place)
+        return
     while view:
         written = os.pwrite(file.fileno(), view, offset)
         view, offset = view[written:], offset + written
@@ -100,7 +106,7 @@ def write_at(file: BinaryIO, data: bytes | memoryview, offset: int) -> None:
 def sync(file: BinaryIO) -> None:
     """Put what was written to `file` on the disk itself."""
     file.flush()
-    getattr(os, "fdatasync", os.fsync)(file.fileno())  # macOS has no fdatasync
+    getattr(os, "fdatasync", os.fsync)(file.fileno())  # macOS and Windows have no fdatasync
 
 
 def allocate(path: Path, header: bytes, size: int) -> None:
@@ -111,7 +117,7 @@ def allocate(path: Path, header: bytes, size: int) -> None:
         try:
             if size > len(header):
                 os.posix_fallocate(file.fileno(), 0, size)
-        except (AttributeError, OSError) as error:  # macOS has none, and not every file system can
+        except (AttributeError, OSError) as error:  # macOS and Windows have none, and not every file system can
             if isinstance(error, OSError) and error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                 raise
             os.ftruncate(file.fileno(), size)
@@ -191,6 +197,8 @@ def _write(path: Path, begin: bytes, rest: Iterable[memoryview] = ()) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
+    if os.name == "nt":  # where a folder cannot be opened
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from nearlm.base import files
-from nearlm.base.errors import StoreError
+from nearlm.base.errors import OptionError, StoreError
 from nearlm.base.progress import Advance
 
 Record = TypeVar("Record")
@@ -20,11 +20,12 @@ def to_json(record: Any) -> Any:
 
 
 def from_json(kind: type[Record], value: Any, where: str | Path) -> Record:
-    """Turn plain values into a record; a missing field or one of another type is an error."""
+    """Turn plain values into a record; one that lacks something or has it of another type or range is an error."""
     try:
         return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise StoreError(f"{where} is not as this nearlm writes it ({error}); restore it or make it again") from None
+    except (msgspec.ValidationError, OptionError) as error:
+        why = str(error).replace("`", "")  # no parameters, which a caller could mend
+        raise StoreError(f"{where} is not as this nearlm writes it ({why}); restore it or make it again") from None
 
 
 def write_record(path: Path, record: Any) -> None:

@@ -20,12 +20,15 @@ class BuildFlags(BuildOptions):
     """Begin each document with the BOS token, or do not. [default: as the tokenizer does]"""
 
 
+USUAL = BuildFlags()
+
+
 def build_command(
     source: Source,
     *,
     out: Out,
     spec: Model = OWN_MODEL,
-    options: Annotated[BuildFlags, flat(RECORDS)] = BuildFlags(),
+    options: Annotated[BuildFlags, flat(RECORDS)] = USUAL,
     append: Annotated[bool, option(STORE, "Add the text to a finished store.")] = False,
     restart: Restart = False,
     output: Shown = PLAIN,

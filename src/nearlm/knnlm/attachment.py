@@ -12,7 +12,7 @@ from nearlm.base import Doubles, Floats, Int32s, ModelError
 from nearlm.knnlm.history import as_tokens, contexts_of, keep_history, read_history
 from nearlm.mixing import Memory, log_weights, mix_logs
 from nearlm.model.lm import LM, AnyModel, confidence_and_entropy
-from nearlm.model.tap import capture
+from nearlm.model.tap import capture, find_head
 from nearlm.store import AnyStore, Datastore, SearchSettings
 from nearlm.store.model_files import load_lm
 
@@ -88,12 +88,14 @@ def _mixing_forward(lm: LM, memory: Memory) -> Any:
     model: Any = lm.model
     original = model.forward
     gate = memory.gate
+    behind = lm.tap.module is find_head(model)  # the model picks positions before its head
 
     @functools.wraps(original)
     def forward(*args: Any, labels: Tensor | None = None, return_dict: bool | None = None, **kwargs: Any) -> Any:
         history = None
+        ids: Any = kwargs.get("input_ids", args[0] if args else None)
         if gate is not None and gate.needs_contexts:
-            history = read_history(kwargs.get("input_ids", args[0] if args else None), kwargs)
+            history = read_history(ids, kwargs)
         with capture(lm.tap, stop=False) as vectors:
             output = original(*args, **kwargs, return_dict=True)
         keys = vectors[0].reshape(len(output.logits), -1, lm.dim)
@@ -101,8 +103,8 @@ def _mixing_forward(lm: LM, memory: Memory) -> Any:
         contexts = None
         if history is not None:
             keep_history(output, history)
-            contexts = as_tokens(_keep(contexts_of(history, keys.shape[1]), output.logits, kept))
-        logits = _mix(memory, output.logits, _keep(keys, output.logits, kept), contexts)
+            contexts = as_tokens(_keep(contexts_of(history, ids.shape[1]), output.logits, kept))
+        logits = _mix(memory, output.logits, _keep(keys, output.logits, kept, picked=behind), contexts)
         loss = None
         if labels is not None:
             loss = model.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1])
@@ -155,8 +157,10 @@ def _search_and_mix(memory: Memory, log_lm: Tensor, queries: Floats, lam: Double
     return mix_logs(log_lm, log_knn, *weights)  # type: ignore[no-any-return]
 
 
-def _keep(keys: Tensor, logits: Tensor, kept: int | Tensor) -> Tensor:
-    """Pick the keys of those positions whose logits the model returned."""
+def _keep(rows: Tensor, logits: Tensor, kept: int | Tensor, *, picked: bool = False) -> Tensor:
+    """Pick the rows of those positions whose logits the model returned, unless the model has done so."""
+    if picked and rows.shape[1] == logits.shape[1]:
+        return rows
     if isinstance(kept, Tensor):
-        return keys[:, kept]
-    return keys[:, -logits.shape[1] :]
+        return rows[:, kept]
+    return rows[:, -logits.shape[1] :]

@@ -144,11 +144,15 @@ def _summary(knnlm: KNNLM, text: TokenText, logp: float, log_lm: float, retrieva
 
 
 def _words_and_bytes(text: TokenText, tokenizer: Any) -> tuple[int, int]:
-    """Count the words and UTF-8 bytes of a tokenised text, document by document, special tokens left out."""
+    """Count the words and UTF-8 bytes of what is predicted, document by document, special tokens left out."""
     words = 0
     count = 0
-    for begin, end in zip(text.bounds[:-1], text.bounds[1:], strict=True):
+    given = ~np.isin(text.bounds[:-1], text.windows.target_positions)  # of a document without BOS: its first token
+    for begin, end, leave in zip(text.bounds[:-1], text.bounds[1:], given, strict=True):
         plain = tokenizer.decode(np.asarray(text.tokens[begin:end]), skip_special_tokens=True)
+        if leave:
+            first = tokenizer.decode(np.asarray(text.tokens[begin : begin + 1]), skip_special_tokens=True)
+            plain = plain.removeprefix(first.rstrip("\ufffd"))  # a character belongs to the token that ends it
         words += len(plain.split())
         count += len(plain.encode())
     return words, count

@@ -31,6 +31,11 @@ class Timer:
         """Everything since the start."""
         return time.perf_counter() - self.started
 
+    def add(self, spent: "Timer") -> None:
+        """Add what was spent elsewhere, in another thread perhaps."""
+        for name in ("lm", "gate", "search", "mixing"):
+            setattr(self, name, getattr(self, name) + getattr(spent, name))
+
 
 @dataclass(frozen=True, repr=False)
 class TokenScores:
@@ -65,6 +70,13 @@ class Predicted(NamedTuple):
     ent: Floats | None
 
 
+class _Remembered(NamedTuple):
+    """What the memory made of a batch, and the time that it took."""
+
+    batch: ScoredBatch
+    spent: Timer
+
+
 @dataclass(frozen=True)
 class Scorer:
     """Scores windows of a text with an LM and, unless it is None, a memory."""
@@ -72,27 +84,38 @@ class Scorer:
     lm: LM
     memory: Memory | None
     timer: Timer = field(default_factory=Timer)
+    overlap: bool | None = None
+    """Whether the search for one batch overlaps the LM's pass over the next; None: on a GPU."""
 
     def score(
         self, tokens: Int32s, bounds: Ints, windows: Windows, batch_tokens: int = SCORE_BATCH_TOKENS
     ) -> Iterator[ScoredBatch]:
-        """Score windows batch by batch; on a GPU the search for one batch overlaps the LM's pass over the next."""
-        overlapping = self.lm.device.type == "cuda" and self.memory is not None
+        """Score windows batch by batch."""
         with ThreadPoolExecutor(1) as pool:
-            pending: Future[ScoredBatch] | None = None
+            pending: Future[_Remembered] | None = None
             for rows in plan_batches(windows, batch_tokens):
                 here = windows[rows]
                 batch = fill_batch(tokens, here)
                 contexts = self._contexts(tokens, bounds, here)
                 predicted = self._predict(batch)
-                if not overlapping:
-                    yield self._remember(here, batch, contexts, predicted)
+                if not self._overlaps:
+                    yield self._timed(self._remember(here, batch, contexts, predicted))
                     continue
                 if pending is not None:
-                    yield pending.result()
+                    yield self._timed(pending.result())
                 pending = pool.submit(self._remember, here, batch, contexts, predicted)
             if pending is not None:
-                yield pending.result()
+                yield self._timed(pending.result())
+
+    @property
+    def _overlaps(self) -> bool:
+        wished = self.lm.device.type == "cuda" if self.overlap is None else self.overlap
+        return wished and self.memory is not None
+
+    def _timed(self, remembered: _Remembered) -> ScoredBatch:
+        """Add up the time here: only the caller's thread may change the timer."""
+        self.timer.add(remembered.spent)
+        return remembered.batch
 
     def _contexts(self, tokens: Int32s, bounds: Ints, windows: Windows) -> Int32s | None:
         """Return what the gate wants to know of the tokens before the targets, if anything."""
@@ -113,10 +136,11 @@ class Scorer:
         self.timer.lm += time.perf_counter() - started
         return predicted
 
-    def _remember(self, windows: Windows, batch: Batch, contexts: Int32s | None, predicted: Predicted) -> ScoredBatch:
+    def _remember(self, windows: Windows, batch: Batch, contexts: Int32s | None, predicted: Predicted) -> _Remembered:
         """Search the memory for the tokens that do not skip it, and mix what it says with what the LM said."""
+        spent = Timer()
         log_lm = predicted.log_lm
-        lam = self._weights(predicted, contexts)
+        lam = self._weights(predicted, contexts, spent)
         retrieved = lam > 0
         if self.memory is not None and self.memory.gate is None:
             retrieved[:] = True
@@ -132,12 +156,12 @@ class Scorer:
             logp[retrieved] = mix(
                 log_lm[retrieved], back_off(log_knn[retrieved], log_lm[retrieved], near.tokens), lam[retrieved]
             )
-            self.timer.search += searched - started
-            self.timer.mixing += time.perf_counter() - searched
+            spent.search = searched - started
+            spent.mixing = time.perf_counter() - searched
         scores = TokenScores(batch.targets, log_lm, log_knn, logp, lam, retrieved)
-        return ScoredBatch(windows.target_positions, scores, near)
+        return _Remembered(ScoredBatch(windows.target_positions, scores, near), spent)
 
-    def _weights(self, predicted: Predicted, contexts: Int32s | None) -> Doubles:
+    def _weights(self, predicted: Predicted, contexts: Int32s | None, spent: Timer) -> Doubles:
         """Return the λ of every token."""
         count = len(predicted.log_lm)
         if self.memory is None:
@@ -146,5 +170,5 @@ class Scorer:
             return np.full(count, self.memory.lam)
         started = time.perf_counter()
         lam = self.memory.gate.weights(predicted.queries, predicted.conf, predicted.ent, contexts)
-        self.timer.gate += time.perf_counter() - started
+        spent.gate = time.perf_counter() - started
         return lam

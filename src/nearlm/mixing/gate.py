@@ -114,7 +114,7 @@ class Gate:
     def load(cls, store: Datastore, name: str = DEFAULT) -> "Gate":
         """Open a gate of a store; refuse one of an earlier state of it."""
         place = gate_files(store, name)
-        again = f"nearlm gate {store.path} --text …{'' if name == DEFAULT else f' --gate {name}'}"
+        again = f"nearlm gate {store.path} `text=…`{'' if name == DEFAULT else f' `gate={name!r}`'}, or Gate.train()"
         if not place.description.exists():
             known = ", ".join(store.gates) or "none"
             raise StoreError(f"{store.path} has no gate {name!r} (it has {known}); make one with: {again}")

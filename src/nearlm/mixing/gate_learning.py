@@ -96,7 +96,7 @@ def tuned_settings(store: Datastore, index: str) -> Tuned:
     """Return what was tuned for an index; a gate is trained for just that."""
     tuned = read_tuned(store.layout, index)
     if tuned is None:
-        again = f"nearlm tune {store.path} --text …{'' if index == DEFAULT else f' --index {index}'}"
+        again = f"nearlm tune {store.path} `text=…`{'' if index == DEFAULT else f' `index={index!r}`'}, or tune()"
         raise StoreError(f"index {index!r} of {store.path} has no tuned T and k; tune it first: {again}")
     return tuned
 

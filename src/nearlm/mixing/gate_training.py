@@ -57,7 +57,7 @@ class Training:
     rate: float = 5e-4
     """Learning rate."""
     batch: int = 128
-    """Int32s in a batch."""
+    """Tokens in a batch."""
     epochs: int = 40
     """Most passes over the tokens."""
     patience: int = 5

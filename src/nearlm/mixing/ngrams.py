@@ -60,11 +60,11 @@ class NGrams:
         place = store.layout.ngrams
         info = read_if_there(NGramInfo, place.description)
         if info is None:
-            raise StoreError(f"{store.path} has no n-gram tables; `nearlm gate {store.path} --text …` makes them")
+            raise StoreError(f"{store.path} has no n-gram tables; nearlm gate, or Gate.train(), makes them")
         if info.manifest != store.checksum:
             raise StoreError(
                 f"the n-gram tables are of an earlier state of {store.path}; "
-                f"bring them up to date with: nearlm gate {store.path} --text …"
+                "bring them up to date with nearlm gate, or Gate.train()"
             )
         tables = {}
         for name, length in info.lengths.items():

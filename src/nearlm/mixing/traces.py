@@ -1,7 +1,7 @@
 """One LM pass and one search over a text, kept on disk: what tuning, gates, sweeps and ablations read.
 
 The LM half depends on the model and the text, the search half also on the store and its index; each is kept in the
-cache under a hash of just what it depends on, so that it is computed once. This is the only cache of computed things.
+cache under a hash of just what it depends on, so that it is computed once.
 """
 
 import contextlib
@@ -44,11 +44,15 @@ def traced_text(texts: Texts, tokenizer: Any, reading: Reading, reporter: Report
     folder = cache_dir() / "traces" / "reading"
     with cache_lock(folder):
         text = read_text(texts, tokenizer, reading, folder, reporter)
-        kept = Segment(cache_dir() / "traces" / f"text-{text.sha256[:24]}", 0)
+        kept = Segment(_text_folder(text.sha256), 0)
         kept.folder.mkdir(parents=True, exist_ok=True)
         for source, target in zip(Segment(folder, 0).files, kept.files, strict=True):
             files.replace(source, target)
     return text
+
+
+def _text_folder(sha256: str) -> Path:
+    return cache_dir() / "traces" / f"text-{sha256[:24]}"
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ def trace_lm(lm: LM, text: TokenText, reading: Reading, reporter: Reporter = QUI
     """Run the LM over a text, or find that it has been done."""
     depends_on = {
         "model": lm.fingerprint(),
-        "probe": canonical_hash(lm.probe().tolist()),
+        "weights": lm.weights_hash(),
         "dtype": lm.dtype,
         "tap": lm.tap.path,
         "text": text.sha256,
@@ -104,7 +108,7 @@ def trace_lm(lm: LM, text: TokenText, reading: Reading, reporter: Reporter = QUI
             begin += count
 
     sizes = [int(text.windows.inputs[batch].sum()) for batch in batches]
-    _fill(folder, columns, sizes, compute, "scoring", reporter)
+    _fill(folder, text, columns, sizes, compute, "scoring", reporter)
     return LMTrace(text, key, **{name: column.open() for name, column in columns.items()})
 
 
@@ -176,12 +180,18 @@ def trace_search(lm_trace: LMTrace, retriever: Retriever, k: int, reporter: Repo
         yield "ids", start, near.ids
 
     sizes = [min(_SEARCH_BATCH, len(lm_trace) - start) for start in starts]
-    _fill(folder, columns, sizes, compute, "searching", reporter)
+    _fill(folder, lm_trace.text, columns, sizes, compute, "searching", reporter)
     return Trace(lm_trace, retriever, **{name: column.open() for name, column in columns.items()})
 
 
 def _fill(
-    folder: Path, columns: dict[str, ArrayFile], sizes: list[int], compute: Any, label: str, reporter: Reporter
+    folder: Path,
+    text: TokenText,
+    columns: dict[str, ArrayFile],
+    sizes: list[int],
+    compute: Any,
+    label: str,
+    reporter: Reporter,
 ) -> None:
     """Fill a trace's columns unless they are complete, with a bar that counts tokens."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -191,7 +201,10 @@ def _fill(
             done.touch()
             return
         files.remove(done)
-        _make_room(folder, sum(column.bytes for column in columns.values()), reporter)
+        wanted = sum(column.bytes for column in columns.values())
+        if wanted > _WORTH_SAYING:
+            reporter.say(f"keeping {size(wanted)} in {folder}")
+        _make_room(wanted, {folder, _text_folder(text.sha256)})
         job = Job(folder, "trace")
         job.resume({})
         with reporter.bar(label, sum(sizes), "tokens", job.count_done("fill", sizes)) as advance:
@@ -200,20 +213,19 @@ def _fill(
         job.close()
 
 
-def _make_room(folder: Path, wanted: int, reporter: Reporter) -> None:
-    """Remove the traces that were not used for the longest time, as far as a new one needs their room."""
+def _make_room(wanted: int, used: set[Path]) -> None:
+    """Remove the traces and texts that were not used for the longest time, as far as a new trace needs their room."""
     kept: list[tuple[float, int, Path]] = []
-    for other in (*folder.parent.glob("lm-*"), *folder.parent.glob("search-*")):
-        with contextlib.suppress(FileNotFoundError):  # another process has removed it
-            arrays = [file.stat() for file in other.glob("*.npy")]
-            used = (other / "trace.json") if (other / "trace.json").exists() else other
-            kept.append((used.stat().st_mtime, sum(array.st_size for array in arrays), other))
+    for kind in ("lm", "search", "text"):
+        for other in (cache_dir() / "traces").glob(f"{kind}-*"):
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                count = sum(file.stat().st_size for file in other.glob("*.*"))
+                noted = (other / "trace.json") if (other / "trace.json").exists() else other
+                kept.append((noted.stat().st_mtime, count, other))
     excess = sum(count for _, count, _ in kept) + wanted - room_for_traces()
-    if wanted > _WORTH_SAYING:
-        reporter.say(f"keeping {size(wanted)} in {folder}")
     for _, count, old in sorted(kept):
-        if excess > 0 and old != folder:
-            with contextlib.suppress(StoreError, FileNotFoundError), files.lock(old):  # one that is in use stays
+        if excess > 0 and old not in used:
+            with contextlib.suppress(StoreError, OSError), files.lock(old):  # one that is in use stays
                 files.remove(old / "trace.json")
                 files.remove(old)
                 excess -= count

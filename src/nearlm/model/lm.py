@@ -13,6 +13,7 @@ from nearlm.base import Floats, Ints, ModelError, canonical_hash
 from nearlm.model.pretrained import load_pretrained
 from nearlm.model.spec import FFN, ModelSpec
 from nearlm.model.tap import Tap, capture, drift, ended_before, find_body, find_head, find_tap, output_of, tolerance
+from nearlm.model.weights import WeightsHash, describe_origin
 from nearlm.text import Batch
 
 PROBE_TOKENS = 32
@@ -45,15 +46,18 @@ class LM:
         # accelerate moves weights around each module's forward, which then must not be cut short
         self._may_stop = not any(hasattr(module, "_hf_hook") for module in model.modules())
         self.dim = self._check_tap()
+        self._weights = WeightsHash(None, model)
 
     @classmethod
     def load(cls, spec: ModelSpec | str, *, key_tap: str = FFN) -> "LM":
         """Load a model by name, folder or GGUF file."""
         if isinstance(spec, str):
             spec = ModelSpec(spec)
+        origin = describe_origin(spec)
         model, tokenizer = load_pretrained(spec)
         lm = cls(model, tokenizer, key_tap=key_tap, name=spec.model)
         lm.spec = spec
+        lm._weights = WeightsHash(origin, model)
         return lm
 
     def __repr__(self) -> str:
@@ -113,6 +117,10 @@ class LM:
         shapes = sorted((name, list(value.shape)) for name, value in self.model.state_dict().items())
         config = _canonical(self.model.config.to_diff_dict())  # type: ignore[union-attr,operator]
         return canonical_hash({"config": config, "parameters": shapes})
+
+    def weights_hash(self) -> str:
+        """Return the sha256 of the model's weights as they are now, which costs nothing until they change."""
+        return self._weights.of(self.model)
 
     def tokenizer_fingerprint(self) -> str:
         """Return the sha256 of the tokenizer's vocabulary, special tokens and of what it makes of a sample."""

@@ -84,7 +84,7 @@ def load_tokenizer(spec: ModelSpec) -> Any:
     """Load the tokenizer that belongs to a model."""
     from transformers import AutoTokenizer
 
-    place, options = _place(spec)
+    place, options = place_of(spec)
     try:
         return AutoTokenizer.from_pretrained(place, trust_remote_code=spec.trust_remote_code, **options)
     except Exception as error:
@@ -94,7 +94,7 @@ def load_tokenizer(spec: ModelSpec) -> Any:
 def _load_model(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
-    place, options = _place(spec)
+    place, options = place_of(spec)
     if spec.quantization:
         options["quantization_config"] = _quantization(spec.quantization)
         options["device_map"] = {"": device}
@@ -132,7 +132,7 @@ def _check_complete(name: str, info: dict[str, Any]) -> None:
         )
 
 
-def _place(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
+def place_of(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
     """Say what to hand to `from_pretrained`: a folder or hub id, and options."""
     name = spec.model
     if name is None:

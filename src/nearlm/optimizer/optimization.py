@@ -88,7 +88,8 @@ def optimize(
 def _optimize(store: Datastore, text: Texts, folder: Path, lm: LM, budget: float, reporter: Reporter) -> Choice:
     reading = store.reading()
     read = traced_text(text, lm.tokenizer, reading, reporter)
-    plan = {"store": store.checksum, "text": read.sha256, "budget": budget, "model": lm.fingerprint()}
+    made_from = {"store": store.checksum, "text": read.sha256, "model": lm.fingerprint()}
+    plan = {**made_from, "weights": lm.weights_hash(), "budget": budget}
     work = folder.absolute().with_name(f"{folder.absolute().name}.optimize")
     layout = Layout(folder)
     if layout.optimized.exists():
@@ -110,8 +111,8 @@ def _optimize(store: Datastore, text: Texts, folder: Path, lm: LM, budget: float
 
 def _read_finished(layout: Layout, plan: Json, reporter: Reporter) -> Choice:
     noted = files.read_stamped(layout.optimized)
-    if noted["plan"] != plan:
-        raise StoreError(f"{layout.folder} was optimized from another store, text or budget; choose another `out`")
+    if {**plan, **noted["plan"]} != plan:  # older ones name no weights
+        raise StoreError(f"{layout.folder} was optimized for another store, model, text or budget; use another `out`")
     try:
         choice = read_record(Optimized, layout.optimized).choice
     except StoreError:

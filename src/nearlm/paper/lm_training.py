@@ -5,7 +5,6 @@ The windows of every step are a pure function of tokens and options: a resumed t
 """
 
 import contextlib
-import hashlib
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +20,7 @@ from nearlm.base.errors import OptionError, StoreError, TextError, check_at_leas
 from nearlm.model import ModelSpec
 from nearlm.model.lm import longest_window, tokenizer_fingerprint
 from nearlm.model.pretrained import load_pretrained, quiet_transformers
+from nearlm.model.weights import hash_weights
 from nearlm.paper.lm_fitting import Schedule, TrainingWindows, fit, sound_checkpoint
 from nearlm.store import difference
 from nearlm.text import (
@@ -97,7 +97,7 @@ def finetune(
     limit = longest_window(original)
     options = replace(options, window=min(options.window, limit or options.window))
     task = _Task(Path(out), source, options, reporter)
-    asked = task.request(model=_weights_hash(original), tokenizer=tokenizer_fingerprint(tokenizer))
+    asked = task.request(model=hash_weights(original), tokenizer=tokenizer_fingerprint(tokenizer))
     return task.run(asked, lambda: (original.requires_grad_(True), tokenizer))
 
 
@@ -296,15 +296,6 @@ def _new_tokenizer(corpus: Corpus, vocabulary: int) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe, bos_token=BOS, eos_token=EOS, clean_up_tokenization_spaces=False
     )
-
-
-def _weights_hash(model: nn.Module) -> str:
-    """Return the sha256 of a model's weights, with their names."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(weight.float().cpu().contiguous().numpy().data)
-    return digest.hexdigest()
 
 
 def check_training(tokens: int | None) -> None:

@@ -55,9 +55,7 @@ class SweepOptions:
         """Refuse, before the work, what cannot be swept."""
         over = self.over
         if not values:
-            raise OptionError(
-                f"`over={over!r}` needs values to try, e.g. nearlm sweep STORE 0.2 0.4 --over keep --text …"
-            )
+            raise OptionError(f"`over={over!r}` needs values to try, e.g. 0.2 and 0.4 with `over='keep'`")
         for value in values:
             if over == "keep" and not 0 < value < 1:
                 raise OptionError(f"`over='keep'` has {value:g}, expected shares between 0 and 1")

@@ -62,8 +62,8 @@ def page_runs(rows: Ids, width: int, offset: int) -> list[tuple[int, int]]:
 
 
 def _advise(shard: Array, begin: int, length: int) -> None:
-    mapped = getattr(shard, "_mmap", None)
-    if mapped is not None and length:
+    mapped: Any = getattr(shard, "_mmap", None)
+    if hasattr(mapped, "madvise") and length:  # Windows has none
         mapped.madvise(mmap.MADV_WILLNEED, begin, min(length, len(mapped) - begin))
 
 

@@ -105,13 +105,14 @@ def _search(search: SelfSearch, k: int, reporter: Reporter) -> None:
 
 
 def verify_neighbors(store: Datastore, name: str) -> None:
-    """Read every byte of the neighbours that were kept beside an index and refuse them if they are not as written."""
+    """Read every byte of the neighbours and ranks kept beside an index; refuse the first that is not as written."""
     place = store.layout.index(name)
-    known = read_if_there(KeptArray, place.neighbors_description)
-    if known:
-        listed = {place.neighbors.name: known.file}
-        remedy = f"remove it and {place.neighbors_description.name} beside it"
-        check_files(place.folder, listed, remedy, every_byte=True)
+    kept = {place.neighbors: place.neighbors_description, place.ranks: place.ranks_description}
+    for array, description in kept.items():
+        known = read_if_there(KeptArray, description)
+        if known:
+            remedy = f"remove it and {description.name} beside it"
+            check_files(place.folder, {array.name: known.file}, remedy, every_byte=True)
 
 
 def _file(search: SelfSearch, k: int) -> ArrayFile:

@@ -115,7 +115,8 @@ def read_manifest(folder: Path) -> Manifest:
     """Read and check a store's manifest."""
     layout = Layout(folder)
     if not folder.exists():
-        raise StoreError(f"{folder} does not exist; make a store with: nearlm build --model … --text … --out {folder}")
+        make = f"nearlm build `model=…` `text=…` `out={folder}`, or build()"
+        raise StoreError(f"{folder} does not exist; make a store with: {make}")
     if not folder.is_dir():
         raise StoreError(f"{folder} is a file, expected the folder of a store")
     if not layout.is_store:

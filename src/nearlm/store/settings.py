@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-from nearlm.base import OptionError, check_at_least, files, from_json, write_record
+from nearlm.base import OptionError, StoreError, check_at_least, files, from_json, write_record
 from nearlm.store.layout import Layout
 
 DEFAULT = "default"  # the name of an index or gate
@@ -45,6 +45,10 @@ class SearchSettings:
         check_at_least(1, k=self.k, nprobe=self.nprobe)
         if self.distances not in (None, *DISTANCES):
             raise OptionError(f"`distances` is {self.distances!r}, expected one of {', '.join(DISTANCES)}")
+        if isinstance(self.skip, float | int) and not 0 <= self.skip <= 1:
+            raise OptionError(f"`skip` is {self.skip}, expected 0 to 1 or auto")
+        if self.budget is not None and not self.budget >= 0:
+            raise OptionError(f"`budget` is {self.budget}, expected 0 or more perplexity")
 
     @property
     def values(self) -> dict[str, Any]:
@@ -70,7 +74,16 @@ class Tuned(SearchSettings):
 def read_defaults(layout: Layout) -> SearchSettings:
     """Read which index, gate and share of skipped searches are used when none is named."""
     noted = _read(SearchSettings, layout.defaults) or SearchSettings()
+    _check_there("index", noted.index, [DEFAULT, *layout.names("index")], layout.defaults)
+    _check_there("gate", noted.gate, [NO_GATE, *layout.names("gate")], layout.defaults)
+    if noted.skip is not None and noted.gate in (None, NO_GATE):
+        raise StoreError(f"{layout.defaults} says skip {noted.skip}, but names no gate; remove that file")
     return noted.over(SearchSettings(index=DEFAULT))
+
+
+def _check_there(kind: str, name: str | None, there: list[str], path: Path) -> None:
+    if name is not None and name not in there:
+        raise StoreError(f"{path} names {kind} {name!r}, which the store does not have; make it, or remove that file")
 
 
 def write_defaults(layout: Layout, settings: SearchSettings) -> None:
