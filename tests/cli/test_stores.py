@@ -50,6 +50,9 @@ def test_every_build_option_is_passed_on(nearlm, monkeypatch, tmp_path):
     spec, source, out, options = seen.pop("args")
     assert (spec.model, spec.revision, spec.adapter, spec.device) == ("m", "r", "a", "auto")
     assert (source.text, source.field, out, options) == (("t",), "f", "o", BuildOptions())
+    for flag, bos in (("--bos", True), ("--no-bos", False)):
+        nearlm("build", "t", "--model", "m", "--out", "o", flag, "--window", "64")
+        assert seen.pop("args")[3] == BuildOptions(bos=bos, window=64)
 
 
 def test_text_takes_what_a_shell_makes_of_a_glob(nearlm, monkeypatch):

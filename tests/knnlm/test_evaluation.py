@@ -1,7 +1,5 @@
 """Evaluation against a plain numpy kNN-LM, and against scoring and attaching."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,7 @@ from calls import attach, build, build_index, evaluate, load_knnlm
 from nearlm.knnlm.evaluation import _words_and_bytes
 from nearlm.model.lm import LM
 from nearlm.text import Framing, Reading, read_once
-from tiny import make_llama, make_text
+from tiny import make_llama, make_text, make_tokenizer
 
 WINDOW = 48
 
@@ -119,10 +117,8 @@ TEXTS = ["the licence grants", "東京 is free", "licence", " any person", "a\n\
 @pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize("stride", [8, 3])
 @pytest.mark.parametrize("bos", [False, True])
-def test_words_and_bytes_are_those_of_what_is_predicted(tmp_path, tokenizer, bos, stride, pack):
-    tokenizer = copy.deepcopy(tokenizer)
-    if not bos:
-        tokenizer.bos_token = None
+def test_words_and_bytes_are_those_of_what_is_predicted(tmp_path, bos, stride, pack):
+    tokenizer = make_tokenizer(adds_bos=bos)
     for number, text in enumerate(TEXTS):
         (tmp_path / f"{number}.txt").write_bytes(text.encode())
     reading = Reading(Framing.of(tokenizer, "eos"), 8, stride, pack)
@@ -131,9 +127,8 @@ def test_words_and_bytes_are_those_of_what_is_predicted(tmp_path, tokenizer, bos
         assert _words_and_bytes(text, tokenizer) == predicted_by_hand(tokenizer, TEXTS, bos, pack)
 
 
-def test_bits_per_byte_without_a_bos_are_those_of_the_bytes_predicted(tmp_path, tokenizer):
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.bos_token = None
+def test_bits_per_byte_without_a_bos_are_those_of_the_bytes_predicted(tmp_path):
+    tokenizer = make_tokenizer(adds_bos=False)
     lm = LM(make_llama(), tokenizer)
     (tmp_path / "train.txt").write_text(make_text(60))
     (tmp_path / "test.txt").write_text("licence grants")

@@ -180,13 +180,17 @@ def _score_lists(  # type: ignore[no-untyped-def]
         count = len(members)
         scaled = np.zeros(((count + 3) // 4 * 4, dim), np.float32)
         constant = np.empty(count, np.float32)
+        rest = np.empty(dim, np.float32)
         for m in range(count):
-            query, total = queries[members[m] // nprobe], np.float32(0)
+            query = queries[members[m] // nprobe]
             for d in range(dim):
-                r = query[d] - centroids[number, d] - centre[d]
-                total += r * r
-                scaled[m, d] = np.float32(-2) * r * scale[d]
+                rest[d] = query[d] - centroids[number, d] - centre[d]
+            total = np.float32(0)  # in a loop that writes no array: one that does may add up in another order next time
+            for d in range(dim):
+                total += rest[d] * rest[d]
             constant[m] = total
+            for d in range(dim):
+                scaled[m, d] = np.float32(-2) * rest[d] * scale[d]
         rows, products = np.zeros((_ROWS, dim), np.float32), np.empty((4, _ROWS), np.float32)
         for first in range(offsets[number], offsets[number + 1], _ROWS):
             here = min(_ROWS, offsets[number + 1] - first)

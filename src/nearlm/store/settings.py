@@ -83,7 +83,8 @@ def read_defaults(layout: Layout) -> SearchSettings:
 
 def _check_there(kind: str, name: str | None, there: list[str], path: Path) -> None:
     if name is not None and name not in there:
-        raise StoreError(f"{path} names {kind} {name!r}, which the store does not have; make it, or remove that file")
+        again = f"nearlm {kind} {path.parent}" + (" `text=…`" if kind == "gate" else "")
+        raise StoreError(f"{path} names {kind} {name!r}, which is not there; make it ({again}), or remove that file")
 
 
 def write_defaults(layout: Layout, settings: SearchSettings) -> None:
