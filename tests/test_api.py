@@ -68,7 +68,10 @@ def test_the_page_of_the_api_is_current():
     assert ran.returncode == 0, ran.stderr
 
 
-def test_readme_snippets_run_one_after_the_other(workplace, capfd):
+def test_readme_snippets_run_one_after_the_other(workplace, tmp_path, monkeypatch, capfd):
+    for name in ("docs", "valid", "test", "saved-model"):
+        (tmp_path / name).symlink_to(workplace / name)
+    monkeypatch.chdir(tmp_path)
     names = {}
     for snippet in SNIPPETS:
         exec(compile(snippet, "README.md", "exec"), names)

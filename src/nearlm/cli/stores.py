@@ -42,9 +42,8 @@ def build_command(
         model = model_spec(store, spec)
         if spec.dtype == "auto":
             model = dataclasses.replace(model, dtype=store.manifest.model.dtype)
-    built = build(
-        model, source, out, BuildOptions(**vars(options)), append=append, restart=restart, reporter=output.reporter
-    )
+    chosen = BuildOptions(**vars(options))
+    built = build(model, source, out, chosen, append=append, restart=restart, reporter=output.reporter)
     if output.as_json:
         output.show(built.summary())
 
