@@ -23,7 +23,7 @@ import numpy as np
 
 from nearlm.base.progress import Reporter
 from nearlm.mixing.equations import log_p_knn, mix, perplexity
-from nearlm.mixing.traces import trace_lm, traced_text
+from nearlm.mixing.traces import cache_text, trace_lm
 from nearlm.mixing.tuning import LAMBDAS
 from nearlm.search.index import SearchIndex, empty_index, open_index, read_parts, train_index, write_parts
 from nearlm.search.kinds import IndexSpec, choose_index, paper_nlist, sample_size
@@ -106,7 +106,7 @@ def main() -> None:
     lm = load_lm(store)
     reading = store.reading()
     source = TextSource((args.text,), max_tokens=args.max_tokens)
-    text = traced_text(source, lm.tokenizer, reading, reporter)
+    text = cache_text(source, lm.tokenizer, reading, reporter)
     trace = trace_lm(lm, text, reading, reporter)
     queries, log_lm, targets = np.asarray(trace.keys), np.asarray(trace.logp, np.float64), text.targets
     values = store.values[:]

@@ -18,7 +18,7 @@ from nearlm.base.progress import Reporter
 from nearlm.knnlm.evaluation import Evaluation, evaluate_tokens
 from nearlm.knnlm.knnlm import KNNLM
 from nearlm.mixing.memory import Memory
-from nearlm.mixing.traces import trace_lm, trace_search, traced_text
+from nearlm.mixing.traces import cache_text, trace_lm, trace_search
 from nearlm.mixing.tuning import KS, Tuning, tune, tune_traces
 from nearlm.model.lm import LM
 from nearlm.optimizer.bench import searches_per_second
@@ -62,7 +62,7 @@ def main() -> None:
         print(f"{label}: {tuned[label].table()}")
     reading = store.reading()
     test = TextSource((args.test,), max_tokens=args.max_tokens)
-    text = traced_text(test, lm.tokenizer, reading, REPORTER)
+    text = cache_text(test, lm.tokenizer, reading, REPORTER)
     models = {"NLM": KNNLM(lm, store, None)}
     for label, index, distances in (
         ("vanilla", "paper", "index"),
@@ -95,7 +95,7 @@ def main() -> None:
 def tuned_exact(lm: LM, retriever: Retriever, source: TextSource) -> Tuning:
     """Tune λ and T for exact distances at one k; nothing is kept with the index."""
     reading = retriever.store.reading()
-    read = traced_text(source, lm.tokenizer, reading, REPORTER)
+    read = cache_text(source, lm.tokenizer, reading, REPORTER)
     return tune_traces([trace_search(trace_lm(lm, read, reading, REPORTER), retriever, EXACT_K, REPORTER)])
 
 

@@ -29,6 +29,9 @@ Everything here is in `nearlm` itself. A store is given as a folder, as `cache:N
 as names of files, folders and corpora, or as a `TextSource` (`TextSource.from_strings` for texts in memory). Functions
 print nothing unless they are given a `Reporter()`. An error that a user can cause is a `NearLMError`.
 
+In signatures, `AnyStore` is `str | Path | Datastore`; `AnyModel` is a name, a `ModelSpec`, an `LM`, a transformers
+model, or None for the store's own; `Texts` is `str | Path | Sequence[str | Path] | TextSource`; `DEFAULT` is "default".
+
 This page is generated from the docstrings (`make docs`); the examples are run by the tests.
 """
 
@@ -83,6 +86,8 @@ def methods(name: str, tree: ast.ClassDef) -> list[str]:
     """List a class's public methods and properties."""
     found = []
     for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            found.append(signature(node, f"nearlm.{name}").replace(" -> None", ""))
         if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
             continue
         marks = [ast.unparse(mark) for mark in node.decorator_list]
@@ -100,6 +105,7 @@ def signature(tree: ast.FunctionDef, called: str) -> str:
     """Write how a function is called, in one line or with a line for each parameter."""
     tree.args.args = [each for each in tree.args.args if each.arg not in ("self", "cls")]
     parameters = re.sub(r"(: [^=,]+|\])=", r"\1 = ", ast.unparse(tree.args))
+    parameters = re.sub(r": '([^']+)'", r": \1", parameters)  # types named before they exist
     returned = f" -> {ast.unparse(tree.returns)}".replace("'", "") if tree.returns else ""
     line = f"{called}({parameters}){returned}"
     if len(line) > 100:

@@ -6,7 +6,7 @@ from nearlm.mixing.gate_training import (
     Examples,
     Training,
 )
-from nearlm.mixing.traces import trace_lm, trace_search, traced_text
+from nearlm.mixing.traces import cache_text, trace_lm, trace_search
 from nearlm.search.retriever import Retriever
 
 QUICK = Training(epochs=3, batch=64)
@@ -42,5 +42,5 @@ class Heard:
 
 def trace_for(lm, store, valid, k=128, **options):
     reading = store.reading()
-    text = traced_text(valid, lm.tokenizer, reading)
+    text = cache_text(valid, lm.tokenizer, reading)
     return trace_search(trace_lm(lm, text, reading), Retriever(store, **options), k)

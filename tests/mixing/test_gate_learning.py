@@ -74,10 +74,10 @@ def test_a_gain_on_few_held_out_tokens_is_not_trusted():
 
 
 def test_the_share_skipped_on_the_held_out_part_is_what_was_asked_for(lm, tuned_store, valid_folder, gate):
-    from nearlm.mixing.traces import traced_text
+    from nearlm.mixing.traces import cache_text
 
     reading = tuned_store.reading()
-    text = traced_text(valid_folder, lm.tokenizer, reading)
+    text = cache_text(valid_folder, lm.tokenizer, reading)
     trace = gate_learning.trace_for(lm, Retriever(tuned_store, nprobe=8), text, reading, gate.settings, Heard())
     held = split_rows(text.documents, 0).held
     from nearlm.mixing.ngrams import last_tokens

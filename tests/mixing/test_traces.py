@@ -1,4 +1,4 @@
-"""Traces: what evaluation says, computed once, going on after a kill, making room."""
+"""Traces: what evaluation says, computed once, resumed after a kill, making room."""
 
 import os
 
@@ -11,7 +11,7 @@ from calls import evaluate, load_knnlm, tune
 from nearlm.base.errors import OptionError
 from nearlm.mixing import tuning
 from nearlm.mixing.equations import mix, perplexity
-from nearlm.mixing.traces import trace_lm, trace_search, traced_text
+from nearlm.mixing.traces import cache_text, trace_lm, trace_search
 from nearlm.model.lm import LM
 from nearlm.search.retriever import Retriever
 from tiny import make_llama, make_text
@@ -121,7 +121,7 @@ def test_old_texts_make_room_too_but_not_the_one_that_is_read(lm, store, monkeyp
     def read(number):
         (tmp_path / f"{number}.txt").write_text(make_text(150, seed=60 + number))
         before = kept("text")
-        text = traced_text(str(tmp_path / f"{number}.txt"), lm.tokenizer, reading)
+        text = cache_text(str(tmp_path / f"{number}.txt"), lm.tokenizer, reading)
         return text, *(kept("text") - before)
 
     (first, oldest), (_, newer) = read(1), read(2)

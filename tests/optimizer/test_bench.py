@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from nearlm.mixing import trace_lm, traced_text
+from nearlm.mixing import cache_text, trace_lm
 from nearlm.optimizer import bench
 from nearlm.optimizer.bench import Bench, find_index, own_name, searches_per_second
 from nearlm.search import Retriever, build_index
@@ -25,7 +25,7 @@ def copied(store, tmp_path):
 @pytest.fixture
 def traced(store, lm, texts):
     reading = store.reading()
-    return trace_lm(lm, traced_text(str(texts / "valid"), lm.tokenizer, reading), reading)
+    return trace_lm(lm, cache_text(str(texts / "valid"), lm.tokenizer, reading), reading)
 
 
 def test_an_index_is_made_once_under_a_name_of_its_own(copied, traced):

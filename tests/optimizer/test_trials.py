@@ -8,7 +8,7 @@ from calls import load_knnlm
 from nearlm.mixing.gate import Gate
 from nearlm.mixing.gate_training import split_rows
 from nearlm.mixing.ngrams import last_tokens
-from nearlm.mixing.traces import trace_lm, trace_search, traced_text
+from nearlm.mixing.traces import cache_text, trace_lm, trace_search
 from nearlm.optimizer.optimization import optimize
 from nearlm.search.retriever import Retriever
 from nearlm.store import Datastore
@@ -24,7 +24,7 @@ def test_the_share_to_skip_is_the_largest_within_the_budget_of_vanilla(store, lm
     gated, made = [one for one in choice.points if one.gate][-1], Datastore.open(tmp_path / "fast")
     gate, vanilla, search = Gate.load(made), choice.vanilla.setup.search, gated.setup.search
     reading = store.reading()
-    traced = trace_lm(lm, traced_text(str(texts / "valid"), lm.tokenizer, reading), reading)
+    traced = trace_lm(lm, cache_text(str(texts / "valid"), lm.tokenizer, reading), reading)
     rows = split_rows(traced.text.documents, 0).held
     log_lm = np.asarray(traced.logp, np.float64)
     ours = trace_search(traced, Retriever.open(made, gate.settings), search.k).log_p_knn(

@@ -75,7 +75,7 @@ LICENCES = {f"F{i}-{version}": prose(10 * i + version, 3000) for i in range(12) 
 
 @pytest.fixture
 def small_spdx(monkeypatch, cache):
-    monkeypatch.setattr(named, "HELD_OUT", 100_000)
+    monkeypatch.setattr(named, "HELD_OUT_CHARACTERS", 100_000)
     monkeypatch.setattr(named, "LARGEST_FAMILY", 200_000)
     pin(monkeypatch, cache, "SPDX", spdx_wheel(LICENCES))
     return cache
@@ -139,7 +139,7 @@ def test_the_table_of_relatives_is_flat():
 
 
 def test_split_by_family_keeps_families_whole_and_large_ones_in_train(monkeypatch):
-    monkeypatch.setattr(named, "HELD_OUT", 200)
+    monkeypatch.setattr(named, "HELD_OUT_CHARACTERS", 200)
     monkeypatch.setattr(named, "LARGEST_FAMILY", 100)
     documents = {f"F{i}-{version}.txt": "x" * 30 for i in range(40) for version in range(3)}
     documents["BIG-1.txt"] = documents["BIG-2.txt"] = "x" * 51
@@ -160,7 +160,7 @@ def test_split_by_family_holds_out_no_large_family(monkeypatch):
 
 
 def test_split_by_family_does_not_depend_on_the_order_of_documents(monkeypatch):
-    monkeypatch.setattr(named, "HELD_OUT", 200)
+    monkeypatch.setattr(named, "HELD_OUT_CHARACTERS", 200)
     documents = {f"F{i}.txt": "x" * (i + 1) for i in range(50)}
     shuffled = dict(random.Random(0).sample(sorted(documents.items()), len(documents)))
     assert named.split_by_family(shuffled) == named.split_by_family(documents)

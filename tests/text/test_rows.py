@@ -104,7 +104,7 @@ def test_bad_parquet_is_refused(tmp_path):
     with pytest.raises(TextError, match="has a int"):
         read(Corpus([text], field="n"))
     (tmp_path / "b.parquet").write_bytes(b"PAR1 nonsense PAR1")
-    with pytest.raises(TextError, match="no sound Parquet file"):
+    with pytest.raises(TextError, match="not a readable Parquet file"):
         read(Corpus([str(tmp_path / "b.parquet")]))
 
 

@@ -18,5 +18,5 @@ from nearlm.mixing.gate_training import (
 )
 from nearlm.mixing.memory import Memory
 from nearlm.mixing.ngrams import MAX_N, build_ngrams, last_tokens, verify_ngrams
-from nearlm.mixing.traces import LMTrace, Trace, room_for_traces, trace_lm, trace_search, trace_text, traced_text
+from nearlm.mixing.traces import LMTrace, Trace, cache_text, room_for_traces, trace_lm, trace_search, trace_text
 from nearlm.mixing.tuning import Tuning, best_setting, best_settings, paper_setting, tune, tuned_at

@@ -21,7 +21,7 @@ from nearlm.mixing.gate_learning import (
 from nearlm.mixing.gate_network import GateNetwork, capped_lambda, scalar_columns
 from nearlm.mixing.gate_training import SHARES, SURE, TRUSTED_TOKENS, Training
 from nearlm.mixing.ngrams import MAX_N, NGrams
-from nearlm.mixing.traces import traced_text
+from nearlm.mixing.traces import cache_text
 from nearlm.model.lm import AnyModel
 from nearlm.search import Retriever
 from nearlm.store import DEFAULT, NO_GATE, AnyStore, Datastore, GateFiles, SearchSettings
@@ -103,7 +103,7 @@ class Gate:
         with files.lock(place.folder):
             job = Job(place.folder, "gate")
             if not isinstance(text, TokenText):
-                text = traced_text(text, lm.tokenizer, reading, reporter)
+                text = cache_text(text, lm.tokenizer, reading, reporter)
             trace = trace_for(lm, Retriever.open(store, tuned), text, reading, tuned, reporter)
             network, info = learn(lm, trace, job, training, tuned, reporter)
             save_gate(place, network, info)

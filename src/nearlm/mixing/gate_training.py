@@ -15,7 +15,7 @@ from nearlm.mixing.gate_network import LOSSES, GateNetwork, Inputs, capped_lambd
 from nearlm.mixing.tuning import LAMBDAS
 
 PAPER_L1 = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
-HELD_OUT = 0.1
+HELD_OUT_SHARE = 0.1
 SHARES = np.round(np.arange(0.0, 1.005, 0.01), 2)
 SURE = 2.0  # standard errors
 TRUSTED_TOKENS = 500  # fewer held-out tokens cannot tell a better λ(c) from one that knows their document
@@ -104,7 +104,7 @@ def split_rows(documents: Ints, seed: int) -> Split:
     rng = np.random.default_rng(seed)
     rows = np.arange(len(documents))
     sizes = np.bincount(documents)
-    goal = HELD_OUT * len(documents)
+    goal = HELD_OUT_SHARE * len(documents)
     chosen = []
     total = 0
     for document in rng.permutation(len(sizes)):

@@ -190,7 +190,7 @@ class _Counting:
         if state and all(file.path.exists() and file.path.stat().st_size >= file.bytes for file in grown.values()):
             for file in grown.values():
                 files.truncate(file.path, file.bytes)
-            self.reporter.say("going on with the unfinished n-gram tables")
+            self.reporter.say("resuming the unfinished n-gram tables")
             return state
         files.remove(self.place.description)
         for path in self.place.folder.glob("*.npy"):

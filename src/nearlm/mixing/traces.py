@@ -39,7 +39,7 @@ _SEARCH_BATCH = 2048
 _WORTH_SAYING = 100_000_000  # bytes
 
 
-def traced_text(texts: Texts, tokenizer: Any, reading: Reading, reporter: Reporter = QUIET) -> TokenText:
+def cache_text(texts: Texts, tokenizer: Any, reading: Reading, reporter: Reporter = QUIET) -> TokenText:
     """Tokenise a text into the cache, where its traces are."""
     folder = cache_dir() / "traces" / "reading"
     with cache_lock(folder):
@@ -117,7 +117,7 @@ def trace_text(
 ) -> LMTrace:
     """Tokenise a text into the cache, cut up as a store's own, and run the LM over it."""
     reading = store.reading(stride)
-    return trace_lm(lm, traced_text(texts, lm.tokenizer, reading, reporter), reading, reporter)
+    return trace_lm(lm, cache_text(texts, lm.tokenizer, reading, reporter), reading, reporter)
 
 
 @dataclass(frozen=True)

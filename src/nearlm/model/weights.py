@@ -85,7 +85,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 def _state(model: nn.Module) -> State:
     """Return what changes with the weights: the place, version and some values of each."""
     tensors = (*model.parameters(), *model.buffers())
-    floats = [each for each in tensors if each.is_floating_point()]  # nobody changes codes, but they are packed anew
+    floats = [each for each in tensors if each.is_floating_point()]  # nobody changes codes, but they are packed again
     return [(each.data_ptr(), each.dtype, _version(each), _sample(each)) for each in floats]
 
 

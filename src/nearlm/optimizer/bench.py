@@ -101,7 +101,7 @@ def _pass(retriever: Retriever, queries: Reals, k: int) -> float:
 
 
 def own_name(kind: str) -> str:
-    """Return what experiments call an index of some kind that they make, so that no user's index is made anew."""
+    """Return what experiments call an index of some kind that they make, so that no index of the user's is replaced."""
     return f"measured-{kind}".replace(",", "-")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nearlm.base import QUIET, Job, Json, OptionError, Reporter, StoreError, duration, files, size, store_folder
 from nearlm.base.records import from_json, read_record, to_json, write_record
-from nearlm.mixing import Gate, perplexity, room_for_traces, trace_lm, traced_text
+from nearlm.mixing import Gate, cache_text, perplexity, room_for_traces, trace_lm
 from nearlm.model.lm import LM, AnyModel
 from nearlm.optimizer.bench import SMALL, find_index
 from nearlm.optimizer.points import Choice, Goal, Point, Shape, cheapest, estimates, explain, is_preferred, mark_front
@@ -87,7 +87,7 @@ def optimize(
 
 def _optimize(store: Datastore, text: Texts, folder: Path, lm: LM, budget: float, reporter: Reporter) -> Choice:
     reading = store.reading()
-    read = traced_text(text, lm.tokenizer, reading, reporter)
+    read = cache_text(text, lm.tokenizer, reading, reporter)
     made_from = {"store": store.checksum, "text": read.sha256, "model": lm.fingerprint()}
     plan = {**made_from, "weights": lm.weights_hash(), "budget": budget}
     work = folder.absolute().with_name(f"{folder.absolute().name}.optimize")

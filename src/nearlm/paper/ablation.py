@@ -16,6 +16,7 @@ from nearlm.mixing import (
     Training,
     best_constant,
     build_ngrams,
+    cache_text,
     capped_lambda,
     examples_of,
     gate_files,
@@ -23,7 +24,6 @@ from nearlm.mixing import (
     perplexity,
     split_rows,
     trace_for,
-    traced_text,
     train_network,
 )
 from nearlm.model.lm import LM
@@ -59,7 +59,7 @@ def ablate(
     trained.check(retriever, trained.settings, lm.fingerprint())
 
     def trace_of(wanted: Texts) -> Trace:
-        read = traced_text(wanted, lm.tokenizer, store.reading(), reporter)
+        read = cache_text(wanted, lm.tokenizer, store.reading(), reporter)
         return trace_for(lm, retriever, read, store.reading(), trained.settings, reporter)
 
     test = trace_of(text)

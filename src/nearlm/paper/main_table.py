@@ -20,11 +20,11 @@ from nearlm.mixing import (
     Gate,
     Memory,
     best_setting,
+    cache_text,
     mix,
     paper_setting,
     perplexity,
     trace_text,
-    traced_text,
     tuned_at,
 )
 from nearlm.model.lm import LM
@@ -134,7 +134,7 @@ class Memories:
         """
         test = self.texts.test
         first = replace(test, max_tokens=min(self.texts.timed_tokens, test.max_tokens or 1 << 62))
-        text = traced_text(first, self.lm.tokenizer, self.store.reading(), self.reporter)
+        text = cache_text(first, self.lm.tokenizer, self.store.reading(), self.reporter)
         found: dict[str, list[Evaluation]] = {name: [] for name in models}
         self.reporter.say(f"timing end to end, {rounds} rounds of {len(text.targets):,} tokens: {', '.join(models)}")
         for number, turns in enumerate(islice(cycle(permutations(models)), rounds)):

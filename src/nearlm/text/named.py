@@ -7,7 +7,7 @@ train, valid and test so that what is held out (valid and test) is new text:
 hyphen (GPL-2.0-only is of the family gpl), with `RELATED` joining families whose texts descend from one
 another; a family is never cut. Families are taken in the order of a hash of their names; those of more
 than `LARGEST_FAMILY` characters go to train, so that none dominates a held-out split; each next one goes
-to the smaller of test and valid until both hold `HELD_OUT` characters; the rest is train.
+to the smaller of test and valid until both hold `HELD_OUT_CHARACTERS` characters; the rest is train.
 
 `pydocs`: the prose manuals of Django and SQLAlchemy, cut by a hash of the file's path into 90 % train,
 5 % valid and 5 % test. SQLAlchemy's `changelog_*.rst` are left out: ticket by ticket lists, not prose,
@@ -34,7 +34,7 @@ from nearlm.text import downloads as fetch
 SPLITS = ("train", "valid", "test")
 SHINGLE = 8
 THRESHOLD = 0.5
-HELD_OUT = 250_000
+HELD_OUT_CHARACTERS = 250_000
 LARGEST_FAMILY = 40_000
 
 Documents = dict[str, str]
@@ -117,7 +117,7 @@ def split_by_family(documents: Documents) -> dict[str, str]:
     small = [each for each in sizes if sizes[each] <= LARGEST_FAMILY]
     for each in sorted(small, key=lambda each: _hash(f"spdx {each}")):
         smaller = min(held, key=lambda part: held[part])
-        if held[smaller] < HELD_OUT:
+        if held[smaller] < HELD_OUT_CHARACTERS:
             split[each] = smaller
             held[smaller] += sizes[each]
     return {name: split[family(name)] for name in documents}

@@ -58,7 +58,7 @@ def last_name(path: Path) -> str:
 
 
 def printable(name: str) -> str:
-    """Write the bytes of a file's name that are no UTF-8 as \\xNN."""
+    """Write the bytes of a file's name that are not UTF-8 as \\xNN."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 

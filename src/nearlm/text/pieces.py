@@ -50,7 +50,7 @@ def _read_blocks(file: BinaryIO, name: str) -> Iterator[bytes]:
 
 
 def _decode(blocks: Iterator[bytes], name: str, note: Note) -> Iterator[str]:
-    """Decode UTF-8 block by block; bytes that are no UTF-8 become U+FFFD and are counted."""
+    """Decode UTF-8 block by block; bytes that are not UTF-8 become U+FFFD and are counted."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     tail = b""
     replaced = 0

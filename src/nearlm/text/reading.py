@@ -52,7 +52,7 @@ class TokenText:
 
 
 def read_text(texts: Texts, tokenizer: Any, reading: Reading, folder: Path, reporter: Reporter = QUIET) -> TokenText:
-    """Tokenise a text into a folder and lay its windows; a folder that was filled before is filled anew."""
+    """Tokenise a text into a folder and lay its windows; a folder that was filled before is overwritten."""
     source = TextSource.of(texts)
     corpus = source.open()
     segment = Segment(folder, 0)

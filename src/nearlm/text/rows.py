@@ -83,7 +83,7 @@ def _read_parquet(path: Path, name: str, field: str) -> Iterator[Any]:
             for batch in file.iter_batches(batch_size=1024, columns=[column]):
                 yield from batch.to_pylist()
     except ValueError as error:  # what pyarrow raises for all that is not as it should be
-        raise TextError(f"{name} is no sound Parquet file ({error}); mend or remove it") from None
+        raise TextError(f"{name} is not a readable Parquet file ({error}); mend or remove it") from None
 
 
 def _column(name: str, field: str, columns: Sequence[str]) -> str:
@@ -95,7 +95,7 @@ def _column(name: str, field: str, columns: Sequence[str]) -> str:
 
 
 def _read_json(path: Path, name: str, note: Note) -> Iterator[Any]:
-    """Read the items of a JSON list, or one object, or one object a line."""
+    """Read the items of a JSON list, or one object, or one object per line."""
     try:
         value = _parse(path.read_bytes(), name, note)
     except ValueError:

@@ -161,7 +161,7 @@ class Writer:
 
 @contextlib.contextmanager
 def open_writer(segment: Segment, framing: Framing, limit: int | None, state: Progress) -> Iterator[Writer]:
-    """Open a segment's files where `state` says that they end, or anew if they are not that long."""
+    """Open a segment's files where `state` says that they end, or from the start if they are not that long."""
     arrays = segment.arrays(state.tokens, state.documents)
     if state.pieces and all(array.path.exists() and array.path.stat().st_size >= array.bytes for array in arrays):
         for array in arrays:

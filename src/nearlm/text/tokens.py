@@ -57,7 +57,7 @@ def tokenise(
     max_tokens: int | None,
     reporter: Reporter,
 ) -> TokenStream:
-    """Write a corpus's token stream, going on where an earlier run stopped, and return what it holds."""
+    """Write a corpus's token stream, resuming where an earlier run stopped, and return what it holds."""
     stream = finished_stream(job)
     if stream is not None:
         used = stream.read if stream.tokens == max_tokens else 0
