@@ -1,0 +1,441 @@
+"""Damage stores in every way and see what verify, info, eval and generate do with them.
+
+    python benchmarks/damage.py [--cases 1000] [--seed 0] [--table docs/damage.md] [--json]
+
+Damaged: bytes of one file are flipped, zeroed, cut off or added, or the file is removed or replaced by a folder, a FIFO
+or a link. Every command must refuse the store or give what it gave before.
+Hostile: a number in an array or a value in a JSON file is changed and every checksum is made right again, or a name
+leads outside. A command may then give anything but a crash, a hang, an unexpected error or a change outside the store.
+Each case runs in a process of its own, forked from one that has loaded a tiny model.
+"""
+
+import argparse
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("NUMBA_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+import numpy as np
+
+from nearlm.base import NearLMError, files
+
+SECONDS = 60
+PROMPT = "the licence grants"
+BAD = ("different", "unexpected", "crash", "hang", "outside")
+
+
+def main() -> None:
+    options = parse()
+    with tempfile.TemporaryDirectory(prefix="nearlm-damage-") as name:
+        os.environ["NEARLM_CACHE"] = str(Path(name) / "cache")
+        found = attack(Bench(Path(name)), options.cases, random.Random(options.seed))
+    if options.table:
+        Path(options.table).write_text(table(found))
+    bad = [row for row in found if any(outcome in BAD for outcome in row["outcomes"].values())]
+    counts = Counter(outcome for row in found for outcome in row["outcomes"].values())
+    print(json.dumps(found) if options.json else f"{len(found):,} stores, {len(bad)} bad; {dict(counts)}")
+    for row in bad[:40]:
+        print(row["kind"], row["how"], row["outcomes"], row["said"], file=sys.stderr)
+    sys.exit(1 if bad else 0)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--table", help="write a Markdown table of file kinds and outcomes here")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+class Bench:
+    """Two sound stores (one as built, one merged and reduced), and what each operation gives on them."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.outside = folder / "outside"
+        self.outside.mkdir()
+        (self.outside / "precious.npy").write_bytes(b"precious" * 1000)
+        in_child(self.make)  # so that this process never runs a thread of FAISS, numba or torch
+        self.lm = load_lm(folder / "model")
+        self.text = str(folder / "more")
+        self.operations: dict[str, Callable[[Path], Any]] = {
+            "verify": verify,
+            "info": info,
+            "eval": self.evaluate,
+            "generate": self.generate,
+            "merge": self.merge,
+        }
+        self.stores = [folder / "store", folder / "small"]
+        self.expected = {}
+        for store in self.stores:
+            ended, given = run(self, store)
+            assert ended == "end" and all("value" in one for one in given.values()), (ended, given)
+            self.expected[store] = given
+
+    def make(self) -> None:
+        from calls import build, build_index, prune_store, reduce_store, tune
+        from nearlm.mixing import Gate, Training
+        from nearlm.model.lm import LM
+        from nearlm.search import Retriever
+        from nearlm.store import SearchSettings, write_defaults
+        from tiny import make_llama, make_text, make_tokenizer
+
+        make_llama().save_pretrained(self.folder / "model")
+        make_tokenizer().save_pretrained(self.folder / "model")
+        for part, count in (("train", 6), ("valid", 12), ("more", 1)):
+            (self.folder / part).mkdir()
+            for number in range(count):
+                (self.folder / part / f"{number}.txt").write_text(make_text(120, seed=number + len(part)))
+        self.lm = LM.load(str(self.folder / "model"))
+        self.text = str(self.folder / "more")
+        store = build(self.lm, str(self.folder / "train"), self.folder / "store", window=64, quiet=True)
+        store = build(self.lm, self.text, self.folder / "store", window=64, quiet=True, append=True)
+        build_index(store, "IVF16,SQ8", nprobe=4, quiet=True)
+        prune_store(store, "rank", self.folder / "ranked", keep=0.5, k=8, quiet=True)
+        merged = prune_store(store, "merge", self.folder / "merged", neighbors=4, quiet=True)
+        small = reduce_store(merged, 16, self.folder / "small", quiet=True)
+        build_index(small, "auto", quiet=True)
+        for made in (store, small):
+            tune(self.lm, Retriever(made), str(self.folder / "valid"), k=64)
+            Gate.train(made, str(self.folder / "valid"), self.lm, Training(epochs=1, features="all"))
+            write_defaults(made.layout, SearchSettings(index="default", gate="default", skip=0.2))
+
+    def evaluate(self, store: Path) -> float:
+        import nearlm
+
+        return nearlm.evaluate(store, self.text, self.lm).perplexity
+
+    def generate(self, store: Path) -> str:
+        import nearlm
+
+        return nearlm.KNNLM.load(store, self.lm).generate(PROMPT, max_new_tokens=6, do_sample=False)
+
+    def merge(self, store: Path) -> int:
+        import nearlm
+
+        out = store.with_name(f"{store.name}-merged")
+        shutil.rmtree(out, ignore_errors=True)
+        try:
+            return len(nearlm.prune_store(store, nearlm.PruneOptions("merge", neighbors=3), out))
+        finally:
+            shutil.rmtree(out, ignore_errors=True)
+
+
+def in_child(work: Callable[[], None]) -> None:
+    child = os.fork()
+    if child == 0:
+        work()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def load_lm(folder: Path) -> Any:
+    import torch
+
+    from nearlm.model.lm import LM
+
+    torch.set_num_threads(1)
+    return LM.load(str(folder))
+
+
+def verify(store: Path) -> bool:
+    from nearlm.cli.options import Output
+    from nearlm.cli.stores import verify_command
+
+    with open(os.devnull, "w") as nothing:
+        stdout, sys.stdout = sys.stdout, nothing
+        try:
+            verify_command(store, output=Output(quiet=True))
+        finally:
+            sys.stdout = stdout
+    return True
+
+
+def info(store: Path) -> str:
+    import nearlm
+
+    opened = nearlm.Datastore.open(store)
+    return json.dumps([opened.trace(3), opened.summary()["records"]], default=str)
+
+
+def run(bench: Bench, store: Path) -> tuple[str, dict[str, dict[str, Any]]]:
+    """Do everything with a store in a process of its own; return how that ended and what each operation gave."""
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(receive)
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        for name, operation in bench.operations.items():
+            os.write(send, (json.dumps({"name": name, **attempt(operation, store)}) + "\n").encode())
+        os._exit(0)
+    os.close(send)
+    said, ended = b"", "hang"
+    due = time.monotonic() + SECONDS
+    while time.monotonic() < due:
+        if select.select([receive], [], [], 0.5)[0]:
+            block = os.read(receive, 1 << 16)
+            if not block:
+                ended = "end"
+                break
+            said += block
+    os.close(receive)
+    if ended == "hang":
+        os.kill(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if ended == "end" and code != 0:
+        ended = "crash"
+    rows = [json.loads(line) for line in said.decode().splitlines() if line.endswith("}")]
+    return ended, {row.pop("name"): row for row in rows}
+
+
+def attempt(operation: Callable[[Path], Any], store: Path) -> dict[str, Any]:
+    try:
+        return {"value": operation(store)}
+    except NearLMError as error:
+        return {"refused": str(error)}
+    except OSError as error:
+        return {"refused": f"{error}"} if error.filename else {"unexpected": repr(error)}
+    except BaseException as error:
+        return {"unexpected": repr(error)[:300]}
+
+
+def attack(bench: Bench, cases: int, choice: random.Random) -> list[dict[str, Any]]:
+    """Damage copies of the stores, one after the other."""
+    plans = [
+        (store, path.relative_to(store), how)
+        for store in bench.stores
+        for path in sorted(store.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+        for how in ways(path)
+    ]
+    choice.shuffle(plans)
+    found = []
+    before = bench_outside(bench)
+    while len(found) < cases:
+        store, name, how = plans[len(found) % len(plans)]
+        copy = bench.folder / "copy" / store.name
+        shutil.rmtree(copy.parent, ignore_errors=True)
+        shutil.copytree(store, copy)
+        hostile = WAYS[how](copy / name, choice, bench)
+        if hostile:
+            restamp(copy)
+        ended, given = run(bench, copy)
+        outcomes, said = judge(bench.expected[store], given, ended, hostile)
+        if bench_outside(bench) != before:
+            outcomes["outside"] = "outside"
+        found.append({"kind": kind(name), "how": how, "outcomes": outcomes, "said": said})
+        if len(found) % 50 == 0:
+            print(f"{len(found)} of {cases}", file=sys.stderr, flush=True)
+    return found
+
+
+def judge(
+    expected: dict[str, Any], given: dict[str, Any], ended: str, hostile: bool
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Say of each operation what it did, and keep what is worth reading."""
+    outcomes, said = {}, {}
+    for name, right in expected.items():
+        one = given.get(name)
+        if one is None:
+            outcomes[name] = ended if ended != "end" else "crash"
+            break
+        if "unexpected" in one:
+            outcomes[name], said[name] = "unexpected", one["unexpected"]
+        elif "refused" in one:
+            outcomes[name] = "refused"
+        elif one["value"] == right["value"]:
+            outcomes[name] = "same"
+        else:
+            outcomes[name] = "other" if hostile else "different"
+            said[name] = f"{right['value']} → {one['value']}"[:200]
+    return outcomes, said
+
+
+def bench_outside(bench: Bench) -> dict[str, str]:
+    return {str(path): files.checksum(path) for path in bench.outside.rglob("*") if path.is_file()}
+
+
+def kind(name: Path) -> str:
+    """Name a file by what it is, whatever its number."""
+    parts = ["*" if part.startswith("data-") else part for part in name.parts]
+    stem, dash, number = name.stem.partition("-0")
+    return "/".join([*parts[:-1], f"{stem}-*{name.suffix}" if dash and number.isdigit() else name.name])
+
+
+def ways(path: Path) -> list[str]:
+    common = ["flip", "flip", "zero", "cut", "grow", "remove", "folder", "fifo", "link"]
+    if path.suffix == ".json":
+        return [*common, "value", "value", "name"]
+    return [*common, "number", "number"] if path.suffix == ".npy" else common
+
+
+def flip(path: Path, choice: random.Random, bench: Bench) -> bool:
+    data = bytearray(path.read_bytes())
+    for _ in range(choice.choice([1, 1, 8])):
+        data[choice.randrange(len(data))] ^= 1 << choice.randrange(8)
+    path.write_bytes(data)
+    return False
+
+
+def zero(path: Path, choice: random.Random, bench: Bench) -> bool:
+    data = bytearray(path.read_bytes())
+    start = choice.randrange(len(data))
+    data[start : start + 64] = bytes(len(data[start : start + 64]))
+    path.write_bytes(data)
+    return False
+
+
+def cut(path: Path, choice: random.Random, bench: Bench) -> bool:
+    os.truncate(path, choice.randrange(path.stat().st_size))
+    return False
+
+
+def grow(path: Path, choice: random.Random, bench: Bench) -> bool:
+    path.write_bytes(path.read_bytes() + choice.randbytes(choice.choice([1, 4, 4096])))
+    return False
+
+
+def remove(path: Path, choice: random.Random, bench: Bench) -> bool:
+    path.unlink()
+    return False
+
+
+def folder(path: Path, choice: random.Random, bench: Bench) -> bool:
+    path.unlink()
+    path.mkdir()
+    return False
+
+
+def fifo(path: Path, choice: random.Random, bench: Bench) -> bool:
+    path.unlink()
+    os.mkfifo(path)
+    return False
+
+
+def link(path: Path, choice: random.Random, bench: Bench) -> bool:
+    path.unlink()
+    path.symlink_to(bench.outside / "precious.npy")
+    return False
+
+
+def number(path: Path, choice: random.Random, bench: Bench) -> bool:
+    array = np.load(path)
+    flat = array.reshape(-1)
+    if array.dtype.kind == "f":
+        flat[choice.randrange(len(flat))] = choice.choice([np.inf, -np.inf, np.nan, 6e4])
+    else:
+        limits = np.iinfo(array.dtype)
+        flat[choice.randrange(len(flat))] = choice.choice([limits.min, limits.max, -1, 12345, limits.max // 2])
+    np.save(path, array)
+    return True
+
+
+def value(path: Path, choice: random.Random, bench: Bench) -> bool:
+    """Change one value somewhere in a JSON file."""
+    whole = json.loads(path.read_text())
+    places = list(leaves(whole))
+    holder, key = choice.choice(places)
+    wrong = [-1, 0, 1 << 62, 1e308, "", "x", None, [], {}, True, "../../outside/precious.npy"]
+    holder[key] = choice.choice(wrong)
+    path.write_text(json.dumps(whole, indent=1) + "\n")
+    return True
+
+
+def name(path: Path, choice: random.Random, bench: Bench) -> bool:
+    """Let a name in a JSON file lead outside."""
+    whole = json.loads(path.read_text())
+    holders = [holder for holder, key in leaves(whole) if isinstance(holder, dict) and key == "sha256"]
+    if isinstance(whole.get("files"), dict) and whole["files"]:
+        old = choice.choice(sorted(whole["files"]))
+        target = bench.outside / "precious.npy"
+        there = choice.choice(["../../outside/precious.npy", str(target), f"../../../{target}"])
+        whole["files"][there] = {"bytes": target.stat().st_size, "sha256": files.checksum(target)}
+        if choice.random() < 0.5:
+            del whole["files"][old]
+    elif holders:
+        choice.choice(holders)["sha256"] = "0" * 64
+    if "data" in whole:
+        whole["data"] = choice.choice([whole["data"], "../../../outside", str(bench.outside)])
+    path.write_text(json.dumps(whole, indent=1) + "\n")
+    return True
+
+
+WAYS = {way.__name__: way for way in (flip, zero, cut, grow, remove, folder, fifo, link, number, value, name)}
+
+
+def leaves(whole: Any):
+    items = whole.items() if isinstance(whole, dict) else enumerate(whole)
+    for key, one in list(items):
+        yield whole, key
+        if isinstance(one, dict | list):
+            yield from leaves(one)
+
+
+def restamp(store: Path) -> None:
+    """Make every checksum right again, as somebody would who means harm."""
+    manifest = store / "manifest.json"
+    others = sorted(path for path in store.rglob("*.json") if path != manifest and path.parent.name != "tokenizer")
+    old = read(manifest).get("checksum") if isinstance(read(manifest), dict) else None
+    for path in (*others, manifest, *others):
+        whole = read(path)
+        if not isinstance(whole, dict) or "checksum" not in whole:
+            continue
+        listed = whole.get("files")
+        for listed_name, one in listed.items() if isinstance(listed, dict) else ():
+            place = path.parent / str(listed_name)
+            if isinstance(one, dict) and place.is_file():
+                one["bytes"], one["sha256"] = place.stat().st_size, files.checksum(place)
+        new = read(manifest).get("checksum") if isinstance(read(manifest), dict) else None
+        text = json.dumps(whole, ensure_ascii=False)
+        if isinstance(old, str) and isinstance(new, str) and path != manifest:
+            text = text.replace(old, new)
+        files.write_stamped(path, json.loads(text))
+
+
+def read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """Write which file kinds were damaged how often, and what each operation did."""
+    operations = ["verify", "info", "eval", "generate", "merge"]
+    lines = [
+        "# What damage does\n",
+        f"{len(found):,} damaged or hostile stores (`python benchmarks/damage.py --table docs/damage.md`). Of each kind",
+        "of file: how often an operation refused the store, gave what it had given before, or, for hostile stores whose",
+        "checksums were made right again, something else. There must be no other outcome.\n",
+        "| file | stores | " + " | ".join(operations) + " |",
+        "|---|---|" + "---|" * len(operations),
+    ]
+    for name in sorted({row["kind"] for row in found}):
+        rows = [row for row in found if row["kind"] == name]
+        cells = []
+        for operation in operations:
+            counts = Counter(row["outcomes"].get(operation, "not reached") for row in rows)
+            cells.append(", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())))
+        lines.append(f"| `{name}` | {len(rows)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
