@@ -1,11 +1,11 @@
-"""Kill a build 200 times at random moments; its record files must end as those of a build that was left alone.
+"""Kill every command that writes at random moments; what it makes must be what it makes when left alone.
 
-    python benchmarks/crash.py [--kills 200] [--seed 0] [--model FOLDER --text PATH] [--json]
+    python benchmarks/crash.py [--kills 200] [--seed 0] [--stages build append …] [--json]
 
-Each run is a process of its own, forked from one that has imported torch, and gets SIGKILL after a random
-time. It goes on in the next run; whenever a store is finished it is compared byte for byte and a new one is
-begun. Every second store ends with an append. Without `--model` and `--text` a tiny random Llama and a
-made-up text are used, with a checkpoint after every batch, so that few seconds hold many moments.
+Each run is a process of its own, forked from one that has imported torch, and gets SIGKILL after a random time. The
+next run resumes. When a command has ended by itself, all files of its folder are compared with those of a run that was not
+killed (but for measured times), nothing unfinished may be left, and the stage begins again. A tiny random Llama
+and a made-up text are used, with a checkpoint after every batch, so that few seconds hold many moments.
 """
 
 import argparse
@@ -18,118 +18,203 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("NUMBA_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from calls import build
-from nearlm.base import jobs
-from nearlm.base.errors import StoreError
-from nearlm.store.datastore import Datastore
+from nearlm.base import NearLMError, jobs
 from nearlm.text import tokens as tokenise
 
 OPTIONS = {"window": 32, "batch_tokens": 64, "shard_records": 1000}
+MEASURED = ("queries_per_second", "build_seconds", "checksum")  # of JSON files; a checksum covers the others
+ENOUGH = 6  # kills of one command before it may end
+Command = Callable[[Path], None]
 
 
 def main() -> None:
     options = parse()
     with tempfile.TemporaryDirectory(prefix="nearlm-crash-") as name:
-        folder = Path(name)
-        model, text = options.model, options.text
-        if model is None or text is None:
-            made = make_model_and_text(folder)
-            model, text = model or made[0], text or made[1]
-        result = torture(model, text, folder, options.kills, random.Random(options.seed))
+        os.environ["NEARLM_CACHE"] = str(Path(name) / "cache")
+        result = torture(Bench(Path(name)), options.stages, options.kills, random.Random(options.seed))
     print(json.dumps(result) if options.json else summary(result))
-    sys.exit(0 if result["different"] == 0 else 1)
+    sys.exit(0 if all(one["different"] == one["left"] == 0 for one in result.values()) else 1)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=200, help="over all stages")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--model", help="folder of a model (default: a tiny random Llama)")
-    parser.add_argument("--text", help="text to build from (default: made up)")
+    parser.add_argument("--stages", nargs="+", default=list(STAGES), choices=list(STAGES))
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
 
-def make_model_and_text(folder: Path) -> tuple[str, str]:
-    """Save a tiny model and two thousand words, in a child, so that this process never runs a thread of torch."""
+class Bench:
+    """The model and texts, and what each stage made when it was left alone."""
 
-    def make() -> None:
-        from tiny import make_llama, make_text, make_tokenizer
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.work = folder / "work"
+        self.whole: dict[str, Path] = {}
+        self.seconds: dict[str, float] = {}
+        assert run(lambda: make_model_and_texts(folder))[0]
 
-        make_llama().save_pretrained(folder / "model")
-        make_tokenizer().save_pretrained(folder / "model")
-        (folder / "texts").mkdir()
-        for number in range(20):
-            (folder / "texts" / f"{number:02d}.txt").write_text(make_text(100, seed=number))
+    def prepare(self, stage: str) -> None:
+        """Lay out what a stage begins with, and an empty cache."""
+        shutil.rmtree(self.folder / "cache", ignore_errors=True)
+        shutil.rmtree(self.work, ignore_errors=True)
+        source = STAGES[stage][0]
+        if source is None:
+            self.work.mkdir()
+        else:
+            shutil.copytree(self.finish(source) / "store", self.work / "store")
 
-    finished, _ = run(make)
-    assert finished
-    return str(folder / "model"), str(folder / "texts")
+    def finish(self, stage: str) -> Path:
+        """Return what a stage makes when it is left alone."""
+        if stage not in self.whole:
+            self.prepare(stage)
+            finished, self.seconds[stage] = run(self.command(stage))
+            assert finished, f"{stage} fails by itself"
+            self.whole[stage] = shutil.copytree(self.work, self.folder / f"whole-{stage}")
+        return self.whole[stage]
 
-
-def torture(model: str, text: str, folder: Path, kills: int, choice: random.Random) -> dict[str, int]:
-    """Kill builds until there were enough kills, and count what came of it."""
-    count: Counter[str] = Counter(kills=0, stores=0, appends=0, different=0, too_late=0, before_any_write=0)
-    commands = [lambda out: start(model, text, out, False), lambda out: start(model, text, out, True)]
-    whole, seconds = [], []
-    for number, command in enumerate(commands):
-        out = folder / f"whole{number}"
-        if number:
-            shutil.copytree(whole[-1], out)
-        finished, took = run(lambda command=command, out=out: command(out))
-        assert finished, "the uninterrupted build failed"
-        whole.append(out)
-        seconds.append(took)
-    out = folder / "store"
-    while count["kills"] < kills:
-        for number, command in enumerate(commands[: 1 + count["stores"] % 2]):
-            kill_until_done(lambda command=command: command(out), seconds[number], choice, count, out)
-            count["appends"] += number
-            count["different"] += contents(out) != contents(whole[number])
-        count["stores"] += 1
-        shutil.rmtree(out)
-    return dict(count)
+    def command(self, stage: str) -> Callable[[], None]:
+        return lambda: start(STAGES[stage][1], self.work)
 
 
-def kill_until_done(command, seconds: float, choice: random.Random, count: Counter[str], out: Path) -> None:
+def make_model_and_texts(folder: Path) -> None:
+    from tiny import make_llama, make_text, make_tokenizer
+
+    make_llama().save_pretrained(folder / "model")
+    make_tokenizer().save_pretrained(folder / "model")
+    for part, count in (("texts", 20), ("valid", 12)):
+        (folder / part).mkdir()
+        for number in range(count):
+            (folder / part / f"{number:02d}.txt").write_text(make_text(100, seed=number + 50 * len(part)))
+
+
+def build(work: Path) -> None:
+    from calls import build
+
+    build(str(work.parent / "model"), str(work.parent / "texts"), work / "store", quiet=True, **OPTIONS)
+
+
+def append(work: Path) -> None:
+    from calls import build
+
+    more = {"append": True, "max_tokens": 3000, **OPTIONS}
+    build(str(work.parent / "model"), str(work.parent / "texts"), work / "store", quiet=True, **more)
+
+
+def index(work: Path) -> None:
+    from calls import build_index
+
+    build_index(work / "store", "IVF16,SQ8", nprobe=4, quiet=True)
+
+
+def reduce(work: Path) -> None:
+    from calls import reduce_store
+
+    reduce_store(work / "store", 16, work / "out", quiet=True)
+
+
+def prune(method: str, **options: Any) -> Command:
+    def command(work: Path) -> None:
+        from calls import prune_store
+
+        prune_store(work / "store", method, work / "out", quiet=True, **options)
+
+    return command
+
+
+def tune(work: Path) -> None:
+    import nearlm
+
+    nearlm.tune(work / "store", work.parent / "valid", k=64)
+
+
+def gate(work: Path) -> None:
+    import nearlm
+
+    nearlm.Gate.train(work / "store", work.parent / "valid", training=nearlm.Training(epochs=2))
+
+
+def optimize(work: Path) -> None:
+    import nearlm
+    from nearlm.optimizer import bench
+    from nearlm.search import kinds
+
+    kinds.paper_code_bytes = lambda dim: "4x4"  # trained at once
+    bench.searches_per_second = lambda retriever, queries, k: 1e6 / (k + retriever.store.dim)  # times would decide
+    bench.Bench.gate_seconds = lambda self, gate: 1e-6
+    nearlm.optimize(work / "store", work.parent / "valid", work / "fast", budget=2.0)
+
+
+STAGES: dict[str, tuple[str | None, Command]] = {
+    "build": (None, build),
+    "append": ("build", append),
+    "index": ("build", index),
+    "reduce": ("index", reduce),
+    "random": ("index", prune("random", keep=0.5)),
+    "kmeans": ("index", prune("kmeans", keep=0.5)),
+    "merge": ("index", prune("merge", neighbors=4)),
+    "rank": ("index", prune("rank", keep=0.5, k=8)),
+    "tune": ("index", tune),
+    "gate": ("tune", gate),
+    "optimize": ("tune", optimize),
+}
+
+
+def torture(bench: Bench, stages: list[str], kills: int, choice: random.Random) -> dict[str, dict[str, int]]:
+    """Kill the stages in turn until there were enough kills, and count what came of it."""
+    counts = {stage: Counter(kills=0, runs=0, different=0, left=0) for stage in stages}
+    while sum(count["kills"] for count in counts.values()) < kills:
+        for stage, count in counts.items():
+            whole = contents(bench.finish(stage))
+            bench.prepare(stage)
+            kill_until_done(bench, stage, choice, count)
+            count["runs"] += 1
+            count["different"] += contents(bench.work) != whole
+            count["left"] += any(path.suffix in (".job", ".part") for path in bench.work.rglob("*"))
+    return {stage: dict(count) for stage, count in counts.items()}
+
+
+def kill_until_done(bench: Bench, stage: str, choice: random.Random, count: Counter[str]) -> None:
     """Run a command again and again, each time killed after a while, until it has ended by itself."""
-    for _ in range(6):
-        finished, _ = run(command, after=choice.uniform(0, seconds))
-        if finished:
-            count["too_late"] += 1
+    for _ in range(ENOUGH):
+        if run(bench.command(stage), after=choice.uniform(0, bench.seconds[stage]))[0]:
             return
         count["kills"] += 1
-        count["before_any_write"] += not (out / "build.job").exists()
-        if (out / "manifest.json").exists():
-            Datastore.open(out).verify()  # an append's old store, or a finished one
-    finished, _ = run(command)
-    if not finished:
-        kept = shutil.copytree(out, Path(tempfile.mkdtemp()) / "store")
-        raise SystemExit(f"a store cannot be finished; it is kept in {kept}")
+    if not run(bench.command(stage))[0]:
+        kept = shutil.copytree(bench.work, Path(tempfile.mkdtemp()) / stage)
+        raise SystemExit(f"{stage} cannot be finished; its folder is kept in {kept}")
 
 
-def start(model: str, text: str, out: Path, append: bool) -> None:
+def start(command: Command, work: Path) -> None:
+    import torch
+
+    torch.set_num_threads(1)
     jobs.CHECKPOINT_SECONDS = tokenise.CHECKPOINT_SECONDS = 0.0
-    part = {"max_tokens": 3000} if append else {}
     try:
-        build(model, text, out, quiet=True, append=append, **OPTIONS, **part)
-    except StoreError as error:
+        command(work)
+    except NearLMError as error:
         print(error, file=sys.stderr)
         os._exit(2)
 
 
-def run(command, after: float | None = None) -> tuple[bool, float]:
+def run(command: Callable[[], None], after: float | None = None) -> tuple[bool, float]:
     """Run a command in a child, kill it after so many seconds; return whether it ended by itself, and its time."""
     begin = time.monotonic()
     child = os.fork()
     if child == 0:
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), 1)
         command()
         os._exit(0)
     if after is not None:
@@ -141,21 +226,39 @@ def run(command, after: float | None = None) -> tuple[bool, float]:
     return code == 0, time.monotonic() - begin
 
 
-def contents(store: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(store)): path.read_bytes() for path in store.rglob("*") if path.is_file()}
+def contents(folder: Path) -> dict[str, Any]:
+    """Return all files, JSON without what is measured."""
+    found: dict[str, Any] = {}
+    for path in folder.rglob("*"):
+        if not path.is_file() or path.name == ".lock":
+            continue
+        data: Any = path.read_bytes()
+        if path.name in ("index.json", "optimize.json"):
+            data = without_measured(json.loads(data))
+        found[str(path.relative_to(folder))] = data
+    return found
 
 
-def summary(result: dict[str, int]) -> str:
-    verdict = "all byte-identical" if not result["different"] else f"{result['different']} DIFFERENT"
-    return (
-        f"{result['kills']} SIGKILLs in {result['stores']} builds and {result['appends']} appends "
-        f"({result['before_any_write']} before anything was written; "
-        f"{result['too_late']} more runs ended before their kill): {verdict}"
-    )
+def without_measured(value: Any) -> Any:
+    if isinstance(value, list):
+        return [without_measured(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return {name: without_measured(one) for name, one in value.items() if name not in MEASURED}
+
+
+def summary(result: dict[str, dict[str, int]]) -> str:
+    lines = [f"{'':10} {'kills':>6} {'runs':>6} {'different':>10} {'left over':>10}"]
+    for stage, count in result.items():
+        lines.append(f"{stage:10} {count['kills']:6} {count['runs']:6} {count['different']:10} {count['left']:10}")
+    return "\n".join([*lines, f"{sum(count['kills'] for count in result.values())} kills"])
 
 
 if __name__ == "__main__":
     # imported here, once, so that a forked run starts at once
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM  # noqa: F401
+
+    import calls  # noqa: F401
+    from nearlm import knnlm, optimizer  # noqa: F401
 
     main()

@@ -421,9 +421,9 @@ def table(found: list[dict[str, Any]]) -> str:
     operations = ["verify", "info", "eval", "generate", "merge"]
     lines = [
         "# What damage does\n",
-        f"{len(found):,} damaged or hostile stores (`python benchmarks/damage.py --table docs/damage.md`). Of each kind",
-        "of file: how often an operation refused the store, gave what it had given before, or, for hostile stores whose",
-        "checksums were made right again, something else. There must be no other outcome.\n",
+        f"{len(found):,} damaged or hostile stores (`python benchmarks/damage.py --table docs/damage.md`). Of each",
+        "kind of file: how often an operation refused the store, gave what it had given before, or, for hostile stores",
+        "whose checksums were made right again, something else. There must be no other outcome.\n",
         "| file | stores | " + " | ".join(operations) + " |",
         "|---|---|" + "---|" * len(operations),
     ]
