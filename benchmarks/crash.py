@@ -3,8 +3,8 @@
     python benchmarks/crash.py [--kills 200] [--seed 0] [--stages build append …] [--json]
 
 Each run is a process of its own, forked from one that has imported torch, and gets SIGKILL after a random time. The
-next run resumes. When a command has ended by itself, all files of its folder are compared with those of a run that was not
-killed (but for measured times), nothing unfinished may be left, and the stage begins again. A tiny random Llama
+next run resumes. When a command has ended by itself, all files of its folder are compared with those of a run that was
+not killed (but for measured times), nothing unfinished may be left, and the stage begins again. A tiny random Llama
 and a made-up text are used, with a checkpoint after every batch, so that few seconds hold many moments.
 """
 
