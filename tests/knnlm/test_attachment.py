@@ -1,5 +1,7 @@
 """A memory in a model's own forward pass: generation, losses, gradients, refusals."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from gated import CLOSE, PROMPTS, by_hand, untrained
@@ -171,3 +173,34 @@ def test_attach_follows_logits_to_keep(knnlm):
         torch.testing.assert_close(model(ids, logits_to_keep=2).logits, whole[:, -2:])
         picked = torch.tensor([0, 3])
         torch.testing.assert_close(model(ids, logits_to_keep=picked).logits, whole[:, picked])
+
+
+@pytest.mark.parametrize("key_tap", ["ffn", "last_hidden"])
+def test_a_text_is_scored_alike_while_a_memory_is_attached(tmp_path, tokenizer, key_tap):
+    lm = LM(make_llama(seed=3).double(), tokenizer, name="double", key_tap=key_tap)
+    (tmp_path / "text.txt").write_text(make_text(200, seed=5))
+    store = build(
+        lm, str(tmp_path / "text.txt"), tmp_path / "store", window=32, key_dtype="float32", key_tap=key_tap, quiet=True
+    )
+    build_index(store, "flat", quiet=True)
+    knnlm = load_knnlm(store, lm, lam=0.5)
+    outside = knnlm.score(make_text(50))
+    with nearlm.attach(lm, store, SearchSettings(lam=0.9)) as model:
+        inside = knnlm.score(make_text(50))
+        another = load_knnlm(store, model, lam=0.5).score(make_text(50))
+    for found in (inside, another):
+        assert (found.log_lm == outside.log_lm).all()
+        assert (found.logp == outside.logp).all()
+
+
+def test_threads_that_generate_and_score_get_what_one_alone_gets(double_lm, store):
+    knnlm = load_knnlm(store, double_lm, gate="counts", skip=0.3)
+    options = {"max_new_tokens": 6, "do_sample": False}
+    written = [knnlm.generate(prompt, **options) for prompt in PROMPTS]
+    scored = [knnlm.score(make_text(30, seed)).logp.tolist() for seed in range(3)]
+    with ThreadPoolExecutor(4) as threads:
+        writing = [threads.submit(knnlm.generate, prompt, **options) for prompt in PROMPTS * 4]
+        scoring = [threads.submit(knnlm.score, make_text(30, seed)) for seed in (0, 1, 2) * 4]
+        assert [one.result() for one in writing] == written * 4
+        assert [one.result().logp.tolist() for one in scoring] == scored * 4
+    assert "forward" not in vars(double_lm.model)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calls import build
-from nearlm.base import files
+from nearlm.base import Job, files
 from nearlm.base.arrays import ShardedArray
 from nearlm.base.errors import StoreError
 from nearlm.mixing import ngrams
@@ -135,9 +135,12 @@ def test_tables_are_made_once_refused_when_stale_and_verified(tmp_path, lm, monk
     with pytest.raises(StoreError, match="nearlm gate"):
         NGrams.open(store)
     build_ngrams(store)
+    left = Job(store.layout.ngrams.folder, "ngrams")
+    left.begin({})  # as by a kill at the very end
     with monkeypatch.context() as patch:
         patch.setattr(ngrams, "count_group", lambda *_: pytest.fail("counted again"))
         build_ngrams(store)
+    assert not left.folder.exists()
     grown = build(lm, str(tmp_path / "two.txt"), tmp_path / "store", append=True, quiet=True)
     with pytest.raises(StoreError, match="earlier state"):
         NGrams.open(grown)

@@ -1,6 +1,8 @@
 """Traces: what evaluation says, computed once, resumed after a kill, making room."""
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -8,8 +10,9 @@ import torch
 from examples import trace_for
 
 from calls import evaluate, load_knnlm, tune
+from nearlm.base import QUIET, Job, Reporter, files
 from nearlm.base.errors import OptionError
-from nearlm.mixing import tuning
+from nearlm.mixing import traces, tuning
 from nearlm.mixing.equations import mix, perplexity
 from nearlm.mixing.traces import cache_text, trace_lm, trace_search
 from nearlm.model.lm import LM
@@ -145,3 +148,44 @@ def test_a_trace_with_an_array_gone_is_made_again(lm, store, valid, monkeypatch,
     for path in (*tmp_path.glob("traces/lm-*/keys.npy"), *tmp_path.glob("traces/search-*/ids.npy")):
         path.unlink()
     np.testing.assert_array_equal(trace_for(lm, store, valid).log_p_knn(2.0), expected)
+
+
+class Listener(Reporter):
+    """Waits to hear that somebody waits."""
+
+    def __init__(self):
+        super().__init__(quiet=True)
+        self.heard = threading.Event()
+
+    def say(self, line: str) -> None:
+        if "waiting" in line:
+            self.heard.set()
+
+
+def test_who_needs_a_trace_that_is_being_made_waits_for_it(lm, store, valid, monkeypatch, tmp_path):
+    monkeypatch.setattr(traces, "cache_dir", lambda: tmp_path)
+    reading = store.reading()
+    text = cache_text(valid, lm.tokenizer, reading)
+    retriever = Retriever(store)
+
+    def trace(reporter: Reporter) -> traces.Trace:
+        return trace_search(trace_lm(lm, text, reading, reporter), retriever, 9, reporter)
+
+    first = trace(QUIET)
+    for folder in sorted(tmp_path.glob("traces/[ls]*-*")):
+        with ThreadPoolExecutor(1) as thread:
+            listener = Listener()
+            with files.lock(folder):
+                second = thread.submit(trace, listener)
+                assert listener.heard.wait(60) or second.result()
+            np.testing.assert_array_equal(second.result().ids, first.ids)
+
+
+def test_what_a_kill_at_the_very_end_left_is_removed(lm, store, valid, monkeypatch, tmp_path):
+    monkeypatch.setattr(traces, "cache_dir", lambda: tmp_path)
+    trace_for(lm, store, valid)
+    left = [Job(folder, "trace") for folder in tmp_path.glob("traces/[ls]*-*")]
+    for job in left:
+        job.begin({})
+    trace_for(lm, store, valid)
+    assert left and not any(job.folder.exists() for job in left)

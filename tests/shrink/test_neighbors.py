@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from calls import build_index, prune_store
 from nearlm.base import jobs
 from nearlm.base.errors import StoreError
-from nearlm.base.progress import Reporter
+from nearlm.base.progress import QUIET, Reporter
 from nearlm.shrink import neighbors as self_search
 from nearlm.shrink.neighbors import verify_neighbors
+from nearlm.store import Datastore
 
 
 def test_neighbours_are_searched_once_for_every_smaller_k(places, tmp_path, monkeypatch):
@@ -83,3 +85,16 @@ def test_the_search_goes_on_after_a_kill(places, tmp_path, monkeypatch):
     for name in ("keys", "weights", "origin"):
         np.testing.assert_array_equal(getattr(made, name)[:], getattr(expected, name)[:])
     assert not jobs.Job(places.path / "index" / "default", "neighbors").started
+
+
+def test_what_a_kill_at_the_very_end_left_is_removed(places, tmp_path, monkeypatch):
+    store = Datastore.open(Path(shutil.copytree(places.path, tmp_path / "copy")))
+    build_index(store, "flat", quiet=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs.Job, "close", lambda job: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            self_search.saved_neighbors(store, "default", 3, QUIET)
+    folder = store.layout.index("default").folder / "neighbors.job"
+    assert folder.exists()
+    self_search.saved_neighbors(store, "default", 3, QUIET)
+    assert not folder.exists()

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from nearlm.base import files
 from nearlm.base.errors import StoreError
+from nearlm.base.mapping import map_file
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
@@ -64,7 +65,10 @@ class ArrayFile:
 
     def open(self) -> Array:
         """Map the file into memory, read-only."""
-        return np.memmap(self.path, self.dtype, "r", files.NPY_HEADER, self.shape)
+        whole = map_file(self.path)
+        if len(whole) != self.bytes:
+            raise StoreError(f"{self.path} has {len(whole):,} bytes, expected {self.bytes:,}; make it again")
+        return whole[files.NPY_HEADER :].view(self.dtype).reshape(self.shape)
 
 
 class ShardedArray:

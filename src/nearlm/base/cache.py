@@ -7,6 +7,7 @@ from pathlib import Path
 
 from nearlm.base import files
 from nearlm.base.errors import FetchError, OptionError
+from nearlm.base.progress import QUIET, Reporter
 
 
 def cache_dir() -> Path:
@@ -31,12 +32,12 @@ def store_folder(store: str | Path) -> Path:
 
 
 @contextlib.contextmanager
-def cache_lock(folder: Path) -> Iterator[None]:
+def cache_lock(folder: Path, reporter: Reporter = QUIET) -> Iterator[None]:
     """Make a folder of the cache and hold its lock, waiting for another process that holds it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".lock").touch()
     except OSError as error:
         raise FetchError(f"cannot write to the cache ({error}); set NEARLM_CACHE to a folder you own") from None
-    with files.lock(folder, wait=True):
+    with files.lock(folder, wait=reporter.say):
         yield

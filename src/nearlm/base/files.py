@@ -11,7 +11,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -176,12 +176,20 @@ def npy_header(dtype: npt.DTypeLike, shape: tuple[int, ...]) -> bytes:
 
 
 @contextlib.contextmanager
-def lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold the one writer's lock of `folder`, which goes away with the process; `wait` for another that has it."""
+def lock(folder: Path, *, wait: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Hold the one writer's lock of `folder`, which goes away with the process.
+
+    If another has it, that is an error, or is said to `wait` before waiting for it.
+    """
+    own = FileLock(folder / ".lock")
+    busy = f"another nearlm process is writing to {folder}"
     try:
-        held = FileLock(folder / ".lock").acquire(blocking=wait)
+        held = own.acquire(blocking=False)
     except Timeout:
-        raise StoreError(f"another nearlm process is writing to {folder}; wait for it or stop it") from None
+        if wait is None:
+            raise StoreError(f"{busy}; wait for it or stop it") from None
+        wait(f"{busy}; waiting for it")
+        held = own.acquire()
     with held:
         yield
 

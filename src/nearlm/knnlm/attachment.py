@@ -12,6 +12,7 @@ from nearlm.base import Doubles, Floats, Int32s, ModelError
 from nearlm.knnlm.history import as_tokens, contexts_of, keep_history, read_history
 from nearlm.mixing import Memory, log_weights, mix_logs
 from nearlm.model.lm import LM, AnyModel, confidence_and_entropy
+from nearlm.model.passes import turn
 from nearlm.model.tap import capture, find_head
 from nearlm.store import AnyStore, Datastore, SearchSettings
 from nearlm.store.model_files import load_lm
@@ -26,11 +27,12 @@ class Attachment:
         model: Any = lm.model
         self.lm = lm
         self.memory = memory
-        self._before = vars(model).get("forward")
-        if hasattr(self._before, "_nearlm"):
-            raise ModelError(f"{lm.name} has a memory attached already; detach that one first")
-        self._forward = _mixing_forward(lm, memory)
-        model.forward = self._forward
+        with turn(model):
+            self._before = vars(model).get("forward")
+            if hasattr(self._before, "_nearlm"):
+                raise ModelError(f"{lm.name} has a memory attached already; detach that one first")
+            self._forward = _mixing_forward(lm, memory)
+            model.forward = self._forward
 
     @property
     def model(self) -> Any:
@@ -39,11 +41,12 @@ class Attachment:
 
     def detach(self) -> None:
         """Give the model its own forward pass back; a second call has no effect."""
-        if vars(self.model).get("forward") is not self._forward:
-            return
-        del self.model.forward
-        if self._before is not None:
-            self.model.forward = self._before
+        with turn(self.model):
+            if vars(self.model).get("forward") is not self._forward:
+                return
+            del self.model.forward
+            if self._before is not None:
+                self.model.forward = self._before
 
     def __enter__(self) -> Any:
         return self.model
@@ -90,8 +93,7 @@ def _mixing_forward(lm: LM, memory: Memory) -> Any:
     gate = memory.gate
     behind = lm.tap.module is find_head(model)  # the model picks positions before its head
 
-    @functools.wraps(original)
-    def forward(*args: Any, labels: Tensor | None = None, return_dict: bool | None = None, **kwargs: Any) -> Any:
+    def mix_in(*args: Any, labels: Tensor | None = None, return_dict: bool | None = None, **kwargs: Any) -> Any:
         history = None
         ids: Any = kwargs.get("input_ids", args[0] if args else None)
         if gate is not None and gate.needs_contexts:
@@ -110,6 +112,11 @@ def _mixing_forward(lm: LM, memory: Memory) -> Any:
             loss = model.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1])
         output = dataclasses.replace(output, loss=loss, logits=logits)
         return output if return_dict is not False else output.to_tuple()
+
+    @functools.wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with turn(model) as plain:
+            return original(*args, **kwargs) if plain else mix_in(*args, **kwargs)
 
     forward._nearlm = True  # type: ignore[attr-defined]  # tells it from the model's own
     return forward

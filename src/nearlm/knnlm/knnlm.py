@@ -13,6 +13,7 @@ from nearlm.knnlm.attachment import Attachment
 from nearlm.knnlm.scoring import ScoredBatch, Scorer, TokenScores
 from nearlm.mixing import Gate, Memory
 from nearlm.model.lm import LM, AnyModel
+from nearlm.model.passes import turn
 from nearlm.search import Retriever
 from nearlm.store import AnyStore, Context, Datastore, SearchSettings
 from nearlm.store.model_files import as_lm, check_lm
@@ -187,7 +188,7 @@ class KNNLM:
         inputs = {"input_ids": ids.to(self.lm.device), "attention_mask": mask.to(self.lm.device)}
         usual = {"pad_token_id": self._pad_id, "tokenizer": self.lm.tokenizer}  # stop_strings need the tokenizer
         model: Any = self.lm.model
-        with nullcontext() if self.memory is None else Attachment(self.lm, self.memory):
+        with turn(model), nullcontext() if self.memory is None else Attachment(self.lm, self.memory):
             out = model.generate(**inputs, **{**usual, **options})
         out = getattr(out, "sequences", out).tolist()
         per = len(out) // len(rows)

@@ -103,10 +103,13 @@ def build_ngrams(store: Datastore, reporter: Reporter = QUIET) -> NGrams:
     """Count the n-grams of a store's corpus, or find that it has been done; resumes after a kill."""
     place = store.layout.ngrams
     place.folder.mkdir(exist_ok=True)
-    with files.lock(place.folder):
+    with files.lock(place.folder, wait=reporter.say):
+        counting = _Counting(store, reporter)
         with contextlib.suppress(StoreError):
-            return NGrams.open(store)
-        _Counting(store, reporter).run()
+            tables = NGrams.open(store)
+            counting.job.close()  # a kill may have left it
+            return tables
+        counting.run()
     return NGrams.open(store)
 
 

@@ -42,7 +42,7 @@ _WORTH_SAYING = 100_000_000  # bytes
 def cache_text(texts: Texts, tokenizer: Any, reading: Reading, reporter: Reporter = QUIET) -> TokenText:
     """Tokenise a text into the cache, where its traces are."""
     folder = cache_dir() / "traces" / "reading"
-    with cache_lock(folder):
+    with cache_lock(folder, reporter):
         text = read_text(texts, tokenizer, reading, folder, reporter)
         kept = Segment(_text_folder(text.sha256), 0)
         kept.folder.mkdir(parents=True, exist_ok=True)
@@ -194,18 +194,18 @@ def _fill(
     reporter: Reporter,
 ) -> None:
     """Fill a trace's columns unless they are complete, with a bar that counts tokens."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with files.lock(folder):
+    with cache_lock(folder, reporter):
         done = folder / "trace.json"
+        job = Job(folder, "trace")
         if done.exists() and all(column.sound for column in columns.values()):
             done.touch()
+            job.close()  # a kill may have left it
             return
         files.remove(done)
         wanted = sum(column.bytes for column in columns.values())
         if wanted > _WORTH_SAYING:
             reporter.say(f"keeping {size(wanted)} in {folder}")
         _make_room(wanted, {folder, _text_folder(text.sha256)})
-        job = Job(folder, "trace")
         job.resume({})
         with reporter.bar(label, sum(sizes), "tokens", job.count_done("fill", sizes)) as advance:
             job.fill("fill", columns, sizes, compute, advance)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nearlm.base import Floats, Ints, ModelError, canonical_hash
+from nearlm.model.passes import plain_turn
 from nearlm.model.pretrained import load_pretrained
 from nearlm.model.spec import FFN, ModelSpec
 from nearlm.model.tap import Tap, capture, drift, ended_before, find_body, find_head, find_tap, output_of, tolerance
@@ -42,10 +43,11 @@ class LM:
         self.name = name or str(getattr(model, "name_or_path", "") or type(model).__name__)
         self.spec = ModelSpec(self.name)
         self.vocab_size: int = _text_config(model).vocab_size
-        self.tap: Tap = find_tap(model, key_tap, self._tiny, _width(model))
         # accelerate moves weights around each module's forward, which then must not be cut short
         self._may_stop = not any(hasattr(module, "_hf_hook") for module in model.modules())
-        self.dim = self._check_tap()
+        with plain_turn(model):
+            self.tap: Tap = find_tap(model, key_tap, self._tiny, _width(model))
+            self.dim = self._check_tap()
         self._weights = WeightsHash(None, model)
 
     @classmethod
@@ -91,12 +93,12 @@ class LM:
         Log-probabilities of the whole vocabulary exist for one slice of positions at a time only.
         """
         measure = _statistics if statistics else _log_probability
-        body = self._body
         ids = torch.from_numpy(batch.ids).to(self.device)
         recorded = torch.from_numpy(batch.recorded)
         targets = torch.from_numpy(batch.targets)
         rows = max(1, SLICE_BYTES // (4 * self.vocab_size))
-        with torch.inference_mode():
+        with torch.inference_mode(), plain_turn(self.model):
+            body = self._body
             with capture(self.tap, stop=False) as inside:
                 output = output_of(body, self.model, ids)
             states = _pick(_states(output), recorded)
@@ -140,7 +142,7 @@ class LM:
     def _vectors(self, ids: Tensor) -> Tensor:
         """Run the model as far as its tap. Padding stands at the end, so causal attention needs no mask."""
         end = None if self._may_stop else find_head(self.model)
-        with capture(self.tap, stop=self._may_stop) as found, ended_before(end):
+        with plain_turn(self.model), capture(self.tap, stop=self._may_stop) as found, ended_before(end):
             self.model(input_ids=ids, use_cache=False)
         return self._reshape(found, ids)
 

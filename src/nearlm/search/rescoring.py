@@ -6,6 +6,7 @@ works in parallel.
 """
 
 import mmap
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from nearlm.base import Array, Floats, Ids, ShardedArray, blocks, files
+from nearlm.base.mapping import mapped_file
 
 _READ_QUERIES = 64  # whose pages are read ahead together
 
@@ -28,7 +30,7 @@ class Rescorer:
         self.in_memory = _fits(sum(shard.nbytes for shard in keys.shards))
         if self.in_memory:
             for shard in keys.shards:
-                _advise(shard, 0, len(getattr(shard, "_mmap", b"")))
+                _advise(shard, 0, sys.maxsize)
 
     def distances(self, queries: Floats, ids: Ids) -> Floats:
         """Return the squared distances of queries [n, dim] to records [n, k] in float32 differences; inf for id -1."""
@@ -62,9 +64,9 @@ def page_runs(rows: Ids, width: int, offset: int) -> list[tuple[int, int]]:
 
 
 def _advise(shard: Array, begin: int, length: int) -> None:
-    mapped: Any = getattr(shard, "_mmap", None)
-    if hasattr(mapped, "madvise") and length:  # Windows has none
-        mapped.madvise(mmap.MADV_WILLNEED, begin, min(length, len(mapped) - begin))
+    mapped = mapped_file(shard)
+    if mapped is not None:  # Windows has none
+        mapped.read_ahead(begin, length)
 
 
 def _fits(count: int) -> bool:

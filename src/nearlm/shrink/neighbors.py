@@ -68,6 +68,7 @@ def saved_neighbors(store: Datastore, name: str, k: int, reporter: Reporter) -> 
             k = known.k
         else:
             _search(search, k, reporter)
+        _job(search).close()
         return _file(search, k).open()
 
 
@@ -75,7 +76,7 @@ def _search(search: SelfSearch, k: int, reporter: Reporter) -> None:
     """Search for every record, block by block, resuming after a kill, and keep the neighbours."""
     place = search.place
     file = _file(search, k)
-    job = Job(place.folder, "neighbors")
+    job = _job(search)
     plan = {"of": search.depends_on, "k": k}
     if not job.resumes(plan):
         files.remove(place.neighbors_description)
@@ -101,7 +102,10 @@ def _search(search: SelfSearch, k: int, reporter: Reporter) -> None:
     speed = (records - done) / max(time.monotonic() - began, 1e-9)
     reporter.say(f"searched {records - done:,} records at {speed:,.0f} records/s")
     write_record(place.neighbors_description, KeptArray(search.depends_on, FileInfo.of(file.path), k))
-    job.close()
+
+
+def _job(search: SelfSearch) -> Job:
+    return Job(search.place.folder, "neighbors")
 
 
 def verify_neighbors(store: Datastore, name: str) -> None:
