@@ -51,7 +51,7 @@ def test_from_a_store_to_a_continuation(nearlm, text_store, monkeypatch):
         (("generate", "STORE", "x", "--top-k", "many"), "--top-k"),
         (("generate", "STORE", "x", "y"), "put a prompt in quotes"),
         (("eval", "STORE", "VALID", "--text", "VALID"), "not both"),
-        (("eval", "STORE"), "--text requires an argument"),
+        (("eval", "STORE"), "no text was given"),
         (("tune", "STORE", "--text", "x.txt", "--k", "0"), "--k is 0"),
         (("tune", "nowhere", "--text", "VALID"), "does not exist"),
         (("gate", "nowhere", "--text", "VALID"), "does not exist"),

@@ -1,5 +1,7 @@
 """A memory in a model's own forward pass: generation, losses, gradients, refusals."""
 
+import copy
+import inspect
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -204,3 +206,35 @@ def test_threads_that_generate_and_score_get_what_one_alone_gets(double_lm, stor
         assert [one.result() for one in writing] == written * 4
         assert [one.result().logp.tolist() for one in scoring] == scored * 4
     assert "forward" not in vars(double_lm.model)
+
+
+def test_an_attached_model_is_refused_a_second_memory_and_can_still_be_evaluated(double_lm, store, test_text):
+    alone = nearlm.evaluate(store, test_text, double_lm)
+    model = double_lm.model
+    with nearlm.attach(model, store):
+        with pytest.raises(ModelError, match="has a memory attached already; detach that one first"):
+            nearlm.attach(model, store)
+        assert nearlm.evaluate(store, test_text, model).perplexity == alone.perplexity
+
+
+def test_attach_leaves_the_training_mode_and_copies_alone(double_lm, store):
+    model = make_llama(seed=3).double().train()
+    ids = torch.tensor([[0, *double_lm.tokenizer(PROMPTS[1], add_special_tokens=False)["input_ids"]]])
+    with torch.no_grad():
+        plain = model(ids).logits
+        with nearlm.attach(model, store):
+            assert model.training
+            twin = copy.deepcopy(model)
+            assert not torch.allclose(model(ids).logits, plain)
+            assert torch.equal(twin(ids).logits, plain)  # the copy has no memory
+    assert model.training and "input_ids" in inspect.signature(twin.forward).parameters
+
+
+def test_labels_may_stand_at_their_place(knnlm):
+    ids = torch.tensor([[0, *knnlm.lm.tokenizer(PROMPTS[1])["input_ids"]]])
+    names = list(inspect.signature(knnlm.lm.model.forward).parameters)
+    before = [None] * (names.index("labels") - 1)
+    with attach(knnlm.lm, knnlm.retriever, lam=0.5, knn_temperature=3.0, k=32) as model, torch.no_grad():
+        named = model(ids, labels=ids).loss
+        assert model(ids, *before, ids).loss == named
+        assert model(ids, labels=ids, num_items_in_batch=2 * ids.numel()).loss < named

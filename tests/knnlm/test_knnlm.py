@@ -85,6 +85,8 @@ def test_several_texts_for_one_prompt_come_as_a_list(knnlm):
     assert len(knnlm.generate(["the"], **options)) == 2
     with pytest.raises(OptionError, match="list of one"):
         knnlm.generate("the", **options)
+    with pytest.raises(OptionError, match="there is no prompt"):
+        knnlm.generate([])
 
 
 def test_generation_ends_at_a_stop_string(knnlm):

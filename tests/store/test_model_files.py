@@ -3,9 +3,11 @@
 import shutil
 from pathlib import Path
 
+import pytest
 from oracle import check
 
 from calls import build
+from nearlm.base.errors import OptionError
 from nearlm.model.lm import LM
 from nearlm.model.pretrained import ModelSpec
 from nearlm.store.datastore import Datastore
@@ -49,3 +51,9 @@ def test_the_stored_tokenizer_is_that_of_the_model(kept: Path, lm):
     from nearlm.model.lm import tokenizer_fingerprint
 
     assert tokenizer_fingerprint(Datastore.open(kept).tokenizer) == lm.tokenizer_fingerprint()
+
+
+def test_a_bare_model_has_no_tokenizer_to_build_with(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("the licence")
+    with pytest.raises(OptionError, match=r"`model` is a LlamaForCausalLM; .*nearlm.LM"):
+        build(make_llama(), str(tmp_path / "a.txt"), tmp_path / "store", quiet=True)

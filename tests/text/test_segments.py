@@ -33,3 +33,19 @@ def test_a_bos_that_the_tokenizer_does_not_have_is_refused(tokenizer):
 def test_a_separator_of_no_token_is_refused(tokenizer):
     with pytest.raises(OptionError, match="`separator="):
         Framing.of(tokenizer, "")
+
+
+def test_a_tokenizer_that_makes_nothing_of_a_word_or_an_unknown_of_it(tokenizer):
+    class Odd(NoSpecials):
+        bos_token_id = 1
+
+        def __init__(self, plain, whole):
+            self.plain, self.whole = plain, whole
+
+        def __call__(self, text, add_special_tokens=True):
+            return {"input_ids": self.whole if add_special_tokens else self.plain}
+
+    assert Framing.of(Odd([], []), "none").bos == ()
+    assert Framing.of(Odd([], [1]), "none").bos == (1,)
+    assert Framing.of(Odd([1], [1, 1]), "none").bos == (1,)  # the unknown token is BOS
+    assert Framing.of(Odd([5], [6]), "none").bos == ()

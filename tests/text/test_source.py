@@ -26,3 +26,9 @@ def test_what_is_opened_is_read_as_the_source_says(tmp_path):
 def test_fewer_than_two_tokens_are_refused(tokens):
     with pytest.raises(OptionError, match=f"`max_tokens` is {tokens}, expected at least 2"):
         TextSource(("a",), max_tokens=tokens)
+
+
+def test_one_name_and_strings_that_are_none():
+    assert TextSource("docs/").text == ("docs/",)
+    with pytest.raises(OptionError, match=r"a document is a list, expected strings"):
+        TextSource.from_strings(["a", "b"])

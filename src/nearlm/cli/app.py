@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter, UnusedCliTokensError
 
 from nearlm import __version__
 from nearlm.cli.help import HelpFormatter, show_default
@@ -218,6 +218,7 @@ def spell_out(arguments: Sequence[str]) -> Iterator[str]:
 
 def as_flags(message: str) -> str:
     """Write parameters that the library names, `skip='auto'`, as on the command line, --skip auto."""
+    message = re.sub(r", or [\w.]+\(\)", "", message)  # the same in Python
     return re.sub(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`", _as_flag, message)
 
 
@@ -239,6 +240,9 @@ def _verdict(error: Exception) -> tuple[int, str]:
     if isinstance(error, UnusedCliTokensError):
         unused = " ".join(map(repr, error.unused_tokens or ())).replace(_STDIN, "-")
         return 2, f"no place for {unused}: name a text with --text or without, not both, and put a prompt in quotes"
+    if isinstance(error, MissingArgumentError) and str(error).count("--") == 1:
+        words = re.sub(r".*--(text|prompt)\b.*", lambda found: f"no {found[1]} was given", str(error), flags=re.S)
+        return 2, f"{words} (see `{' '.join(['nearlm', *(error.command_chain or ())])} --help`)"
     if isinstance(error, CycloptsError):  # a mistake in the command itself
         return 2, f"{error} (see `{' '.join(['nearlm', *(error.command_chain or ())])} --help`)"
     if isinstance(error, BrokenPipeError):

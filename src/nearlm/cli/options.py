@@ -88,7 +88,7 @@ class Output:
     """How a command tells what it does and what it found."""
 
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"])] = False
-    """Say nothing but errors."""
+    """Show no progress, only results and errors."""
     as_json: Annotated[bool, Parameter(name="--json")] = False
     """Print what was found as one JSON object; progress goes to standard error."""
     debug: bool = False
@@ -138,7 +138,7 @@ def _write(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:,.4g}"
+        return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

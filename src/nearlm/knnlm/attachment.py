@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import inspect
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from nearlm.store import AnyStore, Datastore, SearchSettings
 from nearlm.store.model_files import load_lm
 
 _SLICE_BYTES = 64 << 20
+_OF_A_LOSS = ("num_items_in_batch", "shift_labels", "ignore_index")
 
 
 class Attachment:
@@ -65,8 +68,8 @@ def attach(model: AnyModel, store: AnyStore, settings: SearchSettings = SearchSe
     logits are log p_mix, and a loss is computed from them. It lasts until `detach`, or to the end of a `with` block.
 
     Args:
-        model: A transformers model that is loaded already, or what `KNNLM.load` takes. It must be the one that made
-            the store; another one, also another fine-tune of it, is refused.
+        model: A transformers model that is loaded already, or what `KNNLM.load` takes. It must give the keys that
+            the store was built with: another one is refused, also another fine-tune of the same architecture.
         store: Folder of a store, `cache:NAME`, or an open store.
         settings: How the memory is searched and mixed; what is left out is as it was tuned.
 
@@ -93,13 +96,17 @@ def _mixing_forward(lm: LM, memory: Memory) -> Any:
     gate = memory.gate
     behind = lm.tap.module is find_head(model)  # the model picks positions before its head
 
-    def mix_in(*args: Any, labels: Tensor | None = None, return_dict: bool | None = None, **kwargs: Any) -> Any:
+    parameters = inspect.signature(original)
+
+    def mix_in(*args: Any, return_dict: bool | None = None, **kwargs: Any) -> Any:
+        kwargs = _by_name(parameters.bind_partial(*args, **kwargs).arguments)
+        labels = kwargs.pop("labels", None)
         history = None
-        ids: Any = kwargs.get("input_ids", args[0] if args else None)
+        ids: Any = kwargs.get("input_ids")
         if gate is not None and gate.needs_contexts:
             history = read_history(ids, kwargs)
         with capture(lm.tap, stop=False) as vectors:
-            output = original(*args, **kwargs, return_dict=True)
+            output = original(**kwargs, return_dict=True)
         keys = vectors[0].reshape(len(output.logits), -1, lm.dim)
         kept = kwargs.get("logits_to_keep", 0)
         contexts = None
@@ -109,17 +116,31 @@ def _mixing_forward(lm: LM, memory: Memory) -> Any:
         logits = _mix(memory, output.logits, _keep(keys, output.logits, kept, picked=behind), contexts)
         loss = None
         if labels is not None:
-            loss = model.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1])
+            more = {name: kwargs[name] for name in _OF_A_LOSS if name in kwargs}
+            loss = model.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **more)
         output = dataclasses.replace(output, loss=loss, logits=logits)
         return output if return_dict is not False else output.to_tuple()
 
     @functools.wraps(original)
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self is not model:  # a copy of the model, which has no memory
+            return type(self).forward(self, *args, **kwargs)
         with turn(model) as plain:
             return original(*args, **kwargs) if plain else mix_in(*args, **kwargs)
 
+    forward.__signature__ = _with_self(parameters)  # type: ignore[attr-defined]
     forward._nearlm = True  # type: ignore[attr-defined]  # tells it from the model's own
-    return forward
+    return MethodType(forward, model)
+
+
+def _with_self(parameters: inspect.Signature) -> inspect.Signature:
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    return parameters.replace(parameters=[own, *parameters.parameters.values()])
+
+
+def _by_name(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments as they were bound to parameters, those of `**kwargs` among the others."""
+    return {**{name: value for name, value in arguments.items() if name != "kwargs"}, **arguments.get("kwargs", {})}
 
 
 def _mix(memory: Memory, logits: Tensor, keys: Tensor, contexts: Int32s | None) -> Tensor:

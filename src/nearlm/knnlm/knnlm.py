@@ -182,6 +182,8 @@ class KNNLM:
     ) -> list[tuple[list[int], list[int]]]:
         """Generate for several prompts and return, for each, the ids of prompt and continuation."""
         rows = [self._prompt_ids(prompt, chat) for prompt in prompts]
+        if not rows:
+            raise OptionError("there is no prompt; give at least one")
         if not all(rows):
             raise OptionError("the prompt is empty and the tokenizer adds no BOS to begin with; give some text")
         ids, mask = _left_padded(rows, self._pad_id)

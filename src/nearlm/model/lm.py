@@ -14,7 +14,7 @@ from nearlm.model.passes import plain_turn
 from nearlm.model.pretrained import load_pretrained
 from nearlm.model.spec import FFN, ModelSpec
 from nearlm.model.tap import Tap, capture, drift, ended_before, find_body, find_head, find_tap, output_of, tolerance
-from nearlm.model.weights import WeightsHash, describe_origin
+from nearlm.model.weights import WeightsHash, describe_commit, describe_origin
 from nearlm.text import Batch
 
 PROBE_TOKENS = 32
@@ -59,7 +59,7 @@ class LM:
         model, tokenizer = load_pretrained(spec)
         lm = cls(model, tokenizer, key_tap=key_tap, name=spec.model)
         lm.spec = spec
-        lm._weights = WeightsHash(origin, model)
+        lm._weights = WeightsHash(origin or describe_commit(spec, model), model)
         return lm
 
     def __repr__(self) -> str:

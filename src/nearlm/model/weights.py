@@ -25,6 +25,15 @@ def hash_weights(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def describe_commit(spec: ModelSpec, model: nn.Module) -> Json | None:
+    """Describe a model of the hub by its commit, if transformers tells it; what is there never changes."""
+    commit = getattr(model.config, "_commit_hash", None)
+    if commit is None or spec.adapter:
+        return None
+    versions = [torch.__version__, version("transformers")]
+    return {"model": spec.model, "commit": commit, "quantization": spec.quantization, "versions": versions}
+
+
 def describe_origin(spec: ModelSpec) -> Json | None:
     """Describe the local files that a model's weights are read from, before they are; None for those of the hub."""
     place, options = place_of(spec)

@@ -156,7 +156,7 @@ class _Task:
         return True
 
     def begin(self, asked: Json) -> None:
-        """Note the plan, or go on with the same one; a plan that has led to no checkpoint yet may be changed."""
+        """Note the plan, or resume the same one; a plan that has led to no checkpoint yet may be changed."""
         threads = self.job.plan()["threads"] if self.job.started else torch.get_num_threads()
         plan = {**asked, "torch": torch.__version__, "threads": threads}
         if self.job.started and self.job.plan() == plan:

@@ -161,8 +161,6 @@ class _Indexer:
         seconds = time.monotonic() - started
         listed = {f"{data}/{path.name}": FileInfo.of(path) for path in sorted(place.folder.iterdir())}
         measured = to_json(measure(self.store, read_parts(place, index.spec)))
-        for name, value in measured.items():
-            self.reporter.say(f"{name.replace('_', ' ')}: {value:,.4g}")
         return IndexInfo(
             factory=factory,
             spec=index.spec,

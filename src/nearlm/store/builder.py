@@ -134,6 +134,9 @@ class _Builder:
             if self.store is None:
                 raise OptionError("no model was given; name one with `model`")
             model = replace(self.store.model_spec(), dtype=self.store.manifest.model.dtype)
+        if not isinstance(model, str | ModelSpec | LM):
+            kind = type(model).__name__
+            raise OptionError(f"`model` is a {kind}; give its name, or nearlm.LM(model, tokenizer) for a loaded one")
         lm = model if isinstance(model, LM) else LM.load(model, key_tap=tap)
         self.fingerprint = lm.fingerprint()
         self.tokenizer_fingerprint = lm.tokenizer_fingerprint()
@@ -147,9 +150,10 @@ class _Builder:
     def _make_plan(self) -> BuildPlan:
         """Say all that the records depend on, apart from the text itself."""
         options = self.options.resolve_options(self.lm, self.old if self.append else None)
-        framing = Framing.of(self.lm.tokenizer, str(options.separator), options.bos)
         if self.append and self.old:
             framing = Framing(tuple(self.old.bos), tuple(self.old.separator))
+        else:
+            framing = Framing.of(self.lm.tokenizer, str(options.separator), options.bos)
         return BuildPlan(
             texts=self.corpus.labels,
             field=self.source.field,

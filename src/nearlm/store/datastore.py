@@ -247,7 +247,8 @@ class Datastore:
                 f"(median cosine of probe keys {cosine:.3f}, expected at least {_SIMILAR})"
             )
         if cosine < _SAME:
-            return f"{name} gives slightly other keys than {ours.name} did (median cosine {cosine:.5f}); another dtype?"
+            cause = f"another dtype, or slightly other weights (median cosine {cosine:.5f})"
+            return f"{name} gives slightly other keys than {ours.name} did: {cause}"
         return None
 
     def verify(self, advance: Advance | None = None) -> None:

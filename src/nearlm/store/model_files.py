@@ -17,9 +17,11 @@ from nearlm.store.writing import portable_path
 
 
 def load_lm(store: Datastore, model: AnyModel = None) -> LM:
-    """Load the model of a store, or take another that must be the same one: a transformers model as it is."""
+    """Load the model of a store, or take another that must give the same keys: a transformers model as it is."""
+    training = isinstance(model, nn.Module) and model.training
     lm = as_lm(store, model)
     check_lm(store, lm)
+    lm.model.train(training)
     return lm
 
 

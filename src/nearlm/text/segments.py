@@ -14,6 +14,8 @@ import numpy as np
 
 from nearlm.base import ArrayFile, OptionError, files
 
+_WORD = "a"  # any text, to see what a tokenizer puts before it
+
 
 @dataclass(frozen=True)
 class Framing:
@@ -41,9 +43,11 @@ class Framing:
 
 def _begin(tokenizer: Any, bos: bool | None) -> tuple[int, ...]:
     if bos is None:
-        plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-        whole = tokenizer("a")["input_ids"]
-        return tuple(whole[: whole.index(plain[0])])
+        plain = tokenizer(_WORD, add_special_tokens=False)["input_ids"]
+        whole = tokenizer(_WORD)["input_ids"]
+        places = (at for at in range(len(whole) - len(plain), -1, -1) if whole[at : at + len(plain)] == plain)
+        at = next(places, 0) if plain else int(whole[:1] == [tokenizer.bos_token_id])
+        return tuple(whole[:at])
     if bos and tokenizer.bos_token_id is None:
         raise OptionError("`bos=True` was asked for, but the tokenizer has no BOS token; leave it out")
     return _special(tokenizer.bos_token_id) if bos else ()

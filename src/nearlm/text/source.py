@@ -25,6 +25,8 @@ class TextSource:
     """Use only the first N tokens of the text."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.text, str):
+            object.__setattr__(self, "text", (self.text,))
         if self.max_tokens is not None and self.max_tokens < 2:
             raise OptionError(f"`max_tokens` is {self.max_tokens}, expected at least 2")
 
@@ -44,6 +46,9 @@ class TextSource:
             >>> text = nearlm.TextSource.from_strings("a first document", "a second one")
             >>> store = nearlm.build("smollm2-135m", text, "fromstrings")
         """
+        other = next((one for one in documents if not isinstance(one, str)), None)
+        if other is not None:
+            raise OptionError(f"a document is a {type(other).__name__}, expected strings: from_strings(*documents)")
         return _Strings(documents, max_tokens=max_tokens)
 
     def open(self) -> Corpus:
