@@ -3,6 +3,7 @@
 A command's module is imported when the command is called, so that `nearlm --help` is there at once.
 """
 
+import contextlib
 import errno
 import io
 import os
@@ -202,7 +203,8 @@ def main() -> NoReturn:
             traceback.print_exc()
         code, message = _verdict(error)
     if message:
-        print(f"nearlm: {' '.join(as_flags(message).split())}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # nobody listens
+            print(f"nearlm: {' '.join(as_flags(message).split())}", file=sys.stderr, flush=True)
     _leave(code)
 
 
