@@ -268,3 +268,10 @@ def test_closed_output_and_other_encodings_do_no_harm(store):
 )
 def test_a_lone_hyphen_is_stdin_and_debug_is_no_option_of_a_command(typed, expected):
     assert list(spell_out(typed)) == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /dev/full")
+def test_an_error_that_cannot_be_said_keeps_its_exit_code():
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run([sys.executable, "-m", "nearlm", "info", "no-such-store"], stderr=full, check=False)
+    assert ran.returncode == 2

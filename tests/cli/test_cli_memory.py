@@ -1,10 +1,16 @@
 """From a store to a continuation, as a user types it."""
 
+import errno
 import io
 import json
+import os
 import sys
 
 import pytest
+from refusals import is_refusal
+
+from nearlm.base import OptionError
+from nearlm.mixing.traces import room_for_traces
 
 
 def test_from_a_store_to_a_continuation(nearlm, text_store, monkeypatch):
@@ -73,3 +79,53 @@ def test_nonsense_gets_one_line(nearlm, text_store, arguments, expected):
     code, _, err = nearlm(*(places.get(argument, argument) for argument in arguments))
     assert code == 2 and expected in err
     assert err.splitlines()[-1].startswith("nearlm: ") and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["generate", "STORE", "a", "--seed", 2**70], "--seed is 1180591620717411303424"),
+        (["generate", "STORE", "a", "--nprobe", 2**70], "--nprobe is 1180591620717411303424"),
+        (["generate", "STORE", "\udcff"], "the prompt is not valid UTF-8"),
+        (["eval", "STORE", "VALID", "--stride", 0, "-q"], "--stride is 0"),
+        (["sweep", "STORE", "nan", "--over", "dim", "--text", "VALID"], "has nan, expected whole numbers"),
+        (["sweep", "STORE", "inf", "--over", "dim", "--text", "VALID"], "has inf, expected whole numbers"),
+        (["prune", "STORE", "--method", "random", "--keep", 0.5, "--seed", -1, "--out", "x"], "--seed is -1"),
+        (["index", "STORE", "--index", "x", "--factory", "IVF40000,Flat"], "more lists than"),
+        (["index", "STORE", "--index", "x", "--factory", "IVF0,Flat"], "0 of something"),
+        (["index", "STORE", "--index", "x", "--factory", "HNSW0"], "0 of something"),
+        (["index", "STORE", "--index", "x", "--factory", "IDMap,Flat", "-q"], "FAISS cannot make"),
+        (["reduce", "STORE", "--dim", 8, "--out", "x\udcff"], "no UTF-8 file name"),
+        (["reduce", "STORE", "--dim", 8, "--out", "LOOP"], "leads back to itself"),
+    ],
+)
+def test_odd_values_are_refused_in_one_line(nearlm, text_store, tmp_path, command, says):
+    (tmp_path / "loop").symlink_to("loop")
+    places = {"STORE": text_store, "VALID": text_store.parent / "valid.txt", "LOOP": tmp_path / "loop"}
+    result = nearlm(*(places.get(word, word) for word in command))
+    assert is_refusal(result), result
+    assert says in result[2]
+
+
+def test_a_closed_stdin_holds_no_prompt(nearlm, text_store, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    result = nearlm("generate", text_store, "-")
+    assert is_refusal(result)
+    assert "stdin is closed" in result[2]
+
+
+@pytest.mark.parametrize("room", ["inf", "nan", "-1", "much"])
+def test_odd_room_for_traces_is_refused(monkeypatch, room):
+    monkeypatch.setenv("NEARLM_TRACE_GB", room)
+    with pytest.raises(OptionError, match="NEARLM_TRACE_GB is"):
+        room_for_traces()
+
+
+def test_a_full_disk_names_the_file_and_the_remedy(nearlm, text_store, tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fdatasync", full)
+    code, _, err = nearlm("index", text_store, "--index", "full", "-q")
+    assert code == 2
+    assert "index/full" in err and "No space left" in err and "free some space" in err

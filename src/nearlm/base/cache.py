@@ -1,6 +1,7 @@
 """The cache: one folder for all that is downloaded or computed once, `NEARLM_CACHE` or nearlm in the user's cache."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ def store_folder(store: str | Path) -> Path:
     name = str(store).removeprefix("cache:")
     if not name:
         raise OptionError(f"a store is named {str(store)!r}; expected a folder or cache:NAME")
+    _check_name(name)
     if name == str(store):
         with contextlib.suppress(RuntimeError):  # no such ~user
             return Path(store).expanduser()
@@ -29,6 +31,18 @@ def store_folder(store: str | Path) -> Path:
     if Path(name).name != name or name == "..":
         raise OptionError(f"{str(store)!r} is not a store in the cache; expected cache:NAME without slashes")
     return cache_dir() / "stores" / name
+
+
+def _check_name(name: str) -> None:
+    """Refuse what no store can be called: FAISS takes UTF-8 only."""
+    try:
+        name.encode()
+        Path(name).stat()
+    except ValueError:  # also of a NUL
+        raise OptionError(f"a store is named {name!r}, which is no UTF-8 file name; choose another") from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OptionError(f"{name} is a symbolic link that leads back to itself; choose another folder") from None
 
 
 @contextlib.contextmanager

@@ -3,6 +3,8 @@
 import importlib
 from typing import Any
 
+_TOO_LARGE = 1 << 63
+
 
 class NearLMError(Exception):
     """Any error a user can cause and fix; the command line prints it as one line and exits with 2."""
@@ -44,7 +46,8 @@ def import_extra(module: str, what: str, extra: str) -> Any:
 
 
 def check_at_least(least: int, **options: float | None) -> None:
-    """Refuse the first of these options that is given and too small."""
+    """Refuse the first of these options that is given and too small, no number, or too large for one of 64 bits."""
     for name, value in options.items():
-        if value is not None and value < least:
-            raise OptionError(f"`{name}` is {value}, expected at least {least}")
+        if value is not None and not least <= value < _TOO_LARGE:
+            most = "" if value < least else " and less than 2^63"
+            raise OptionError(f"`{name}` is {value}, expected at least {least}{most}")

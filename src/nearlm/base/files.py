@@ -86,7 +86,8 @@ def replace(source: Path, target: Path) -> None:
 
 def append(file: BinaryIO, data: bytes | memoryview) -> None:
     """Write `data` at the end of `file`."""
-    file.write(data)
+    with _named(file):
+        file.write(data)
 
 
 def write_at(file: BinaryIO, data: bytes | memoryview, offset: int) -> None:
@@ -99,14 +100,26 @@ def write_at(file: BinaryIO, data: bytes | memoryview, offset: int) -> None:
         file.seek(place)
         return
     while view:
-        written = os.pwrite(file.fileno(), view, offset)
+        with _named(file):
+            written = os.pwrite(file.fileno(), view, offset)
         view, offset = view[written:], offset + written
 
 
 def sync(file: BinaryIO) -> None:
     """Put what was written to `file` on the disk itself."""
-    file.flush()
-    getattr(os, "fdatasync", os.fsync)(file.fileno())  # macOS and Windows have no fdatasync
+    with _named(file):
+        file.flush()
+        getattr(os, "fdatasync", os.fsync)(file.fileno())  # macOS and Windows have no fdatasync
+
+
+@contextlib.contextmanager
+def _named(file: BinaryIO) -> Iterator[None]:
+    """Let an error say which file could not be written."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or file.name
+        raise
 
 
 def allocate(path: Path, header: bytes, size: int) -> None:
@@ -119,6 +132,7 @@ def allocate(path: Path, header: bytes, size: int) -> None:
                 os.posix_fallocate(file.fileno(), 0, size)
         except (AttributeError, OSError) as error:  # macOS and Windows have none, and not every file system can
             if isinstance(error, OSError) and error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                error.filename = str(path)
                 raise
             os.ftruncate(file.fileno(), size)
         sync(file)

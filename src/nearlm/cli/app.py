@@ -3,6 +3,8 @@
 A command's module is imported when the command is called, so that `nearlm --help` is there at once.
 """
 
+import contextlib
+import errno
 import io
 import os
 import re
@@ -201,7 +203,8 @@ def main() -> NoReturn:
             traceback.print_exc()
         code, message = _verdict(error)
     if message:
-        print(f"nearlm: {' '.join(as_flags(message).split())}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # nobody listens
+            print(f"nearlm: {' '.join(as_flags(message).split())}", file=sys.stderr, flush=True)
     _leave(code)
 
 
@@ -249,7 +252,9 @@ def _verdict(error: Exception) -> tuple[int, str]:
         return 141, ""
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
-        return 2, f"{place}{error.strerror or error} (--debug shows where)"
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        remedy = "; free some space and repeat the command" if full else ""
+        return 2, f"{place}{error.strerror or error}{remedy} (--debug shows where)"
     return 1, f"unexpected {type(error).__name__}: {error} (--debug shows where; please report it)"
 
 

@@ -3,7 +3,7 @@
 import sys
 from typing import Annotated
 
-from nearlm.base import to_json
+from nearlm.base import OptionError, to_json
 from nearlm.cli.console import GREEDY, Generation
 from nearlm.cli.help import GENERATION, SEARCH
 from nearlm.cli.options import (
@@ -98,10 +98,22 @@ def generate_command(
     from nearlm.cli.console import write_continuation
     from nearlm.knnlm import KNNLM
 
+    typed = _read_prompt(prompt)
     opened = Datastore.open(store)
     knnlm = KNNLM.load(opened, model_spec(opened, spec), settings, knn=not no_knn)
-    read = sys.stdin.read() if prompt == "-" else prompt
-    write_continuation(knnlm, read, generation, output)
+    write_continuation(knnlm, typed, generation, output)
+
+
+def _read_prompt(prompt: str) -> str:
+    """Return what was typed, or what stdin holds."""
+    if prompt == "-" and sys.stdin is None:
+        raise OptionError("the prompt is -, but stdin is closed; give the prompt itself, or a pipe")
+    try:
+        read = sys.stdin.read() if prompt == "-" else prompt
+        read.encode()
+    except UnicodeError:
+        raise OptionError("the prompt is not valid UTF-8; expected text, convert it first") from None
+    return read
 
 
 def optimize_command(

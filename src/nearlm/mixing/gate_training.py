@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nearlm.base import Doubles, Floats, Ints, OptionError
+from nearlm.base import Doubles, Floats, Ints, OptionError, check_at_least
 from nearlm.mixing.equations import mix, perplexity
 from nearlm.mixing.gate_network import LOSSES, GateNetwork, Inputs, capped_lambda, parse_features
 from nearlm.mixing.tuning import LAMBDAS
@@ -66,6 +66,7 @@ class Training:
     def __post_init__(self) -> None:
         if self.objective not in LOSSES:
             raise OptionError(f"`objective` is {self.objective!r}, expected one of {', '.join(LOSSES)}")
+        check_at_least(0, seed=self.seed)
         self.inputs(1)
         self.coefficients()
 

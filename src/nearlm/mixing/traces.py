@@ -37,6 +37,7 @@ from nearlm.text import SCORE_BATCH_TOKENS, Reading, Segment, Texts, TokenText, 
 
 _SEARCH_BATCH = 2048
 _WORTH_SAYING = 100_000_000  # bytes
+_MOST_GB = 1_000_000_000
 
 
 def cache_text(texts: Texts, tokenizer: Any, reading: Reading, reporter: Reporter = QUIET) -> TokenText:
@@ -235,6 +236,9 @@ def room_for_traces() -> int:
     """Return how many bytes all traces may take: `NEARLM_TRACE_GB`, or 20 GB."""
     text = os.environ.get("NEARLM_TRACE_GB", "20")
     try:
-        return int(float(text) * 1e9)
+        room = float(text)
     except ValueError:
-        raise OptionError(f"NEARLM_TRACE_GB is {text!r}, expected a number of gigabytes") from None
+        room = -1.0
+    if not 0 <= room <= _MOST_GB:
+        raise OptionError(f"NEARLM_TRACE_GB is {text!r}, expected a number of gigabytes, 0 to {_MOST_GB:,}")
+    return int(room * 1e9)

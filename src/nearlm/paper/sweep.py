@@ -59,7 +59,7 @@ class SweepOptions:
         for value in values:
             if over == "keep" and not 0 < value < 1:
                 raise OptionError(f"`over='keep'` has {value:g}, expected shares between 0 and 1")
-            if over != "keep" and (value < 1 or value != int(value)):
+            if over != "keep" and not (value >= 1 and float(value).is_integer()):
                 raise OptionError(f"`over={over!r}` has {value:g}, expected whole numbers from 1 on")
             if over == "dim" and value > store.dim:
                 raise OptionError(f"`over='dim'` has {value:g}, expected at most {store.dim}, the width of a key")

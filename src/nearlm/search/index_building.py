@@ -2,10 +2,11 @@
 
 import contextlib
 import time
+from collections.abc import Iterator
 
 import numpy as np
 
-from nearlm.base import Job, StoreError, files
+from nearlm.base import Job, OptionError, StoreError, files
 from nearlm.base.progress import QUIET, Reporter, duration, size
 from nearlm.base.records import FileInfo, read_if_there, to_json, write_record
 from nearlm.search.exact import measure
@@ -50,6 +51,16 @@ def build_index(
         return _Indexer(opened, name, reporter).run(factory, nprobe)
 
 
+@contextlib.contextmanager
+def _refused_by_faiss(factory: str) -> Iterator[None]:
+    """Say that FAISS cannot make an index of this kind, and why."""
+    try:
+        yield
+    except RuntimeError as error:
+        why = str(error).rpartition(": ")[2]
+        raise OptionError(f"FAISS cannot make an index with `factory={factory!r}` ({why}); choose another") from error
+
+
 class _Indexer:
     """One index under construction."""
 
@@ -81,9 +92,11 @@ class _Indexer:
         index = self._begin(spec)
         self._announce(spec)
         if not index.faiss.is_trained or (spec.pca and index.transform is None):
-            self._train(index)
-        data = self._fill(index)
-        info = self._describe(index, factory, data, started)
+            with _refused_by_faiss(factory):
+                self._train(index)
+        with _refused_by_faiss(factory):
+            data = self._fill(index)
+            info = self._describe(index, factory, data, started)
         if self.done and self.done.spec != spec:
             files.remove(self.place.settings)  # λ and T were tuned for other distances
         write_record(self.place.description, info)

@@ -60,6 +60,11 @@ def choose_index(factory: str, records: int, dim: int, nprobe: int | None = None
 
 
 def _has_lists(factory: str, records: int, dim: int) -> bool:
+    lists = re.search(r"IVF(\d+)", factory)
+    if lists and int(lists[1]) > records:
+        raise OptionError(f"`factory={factory!r}` has more lists than the store's {records:,} records; ask for fewer")
+    if re.search(r"(?<![\d.])0+(?![\d.])", factory):
+        raise OptionError(f"`factory={factory!r}` asks for 0 of something; expected numbers from 1 on")
     try:
         return faiss.try_extract_index_ivf(faiss.index_factory(dim, factory)) is not None
     except RuntimeError:

@@ -58,6 +58,7 @@ class PruneOptions:
         if self.ratio is not None and not 1 <= self.ratio < float("inf"):
             raise OptionError(f"`ratio` is {self.ratio}, expected at least 1 record per cluster")
         check_at_least(1, top_tokens=self.top_tokens)
+        check_at_least(0, seed=self.seed)
         if self.method == "merge" and (self.neighbors is None) == (self.keep is None):
             raise OptionError("`method='merge'` takes `neighbors` or `keep`, one of the two")
         if self.neighbors is not None and not 2 <= self.neighbors <= MOST_NEIGHBORS:

@@ -112,7 +112,7 @@ class Datastore:
         """Return how a text is cut up: framed and windowed as the store's own was, with a stride of its own."""
         manifest = self.manifest
         framing = Framing(tuple(manifest.bos), tuple(manifest.separator))
-        return Reading(framing, manifest.window, stride or manifest.window, manifest.pack)
+        return Reading(framing, manifest.window, manifest.window if stride is None else stride, manifest.pack)
 
     @functools.cached_property
     def transform(self) -> Any:

@@ -27,7 +27,7 @@ def writing(folder: Path, job: Job) -> Iterator[None]:
             raise
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = "free some space and repeat the command: it resumes" if full else "choose another `out`"
-        raise StoreError(f"cannot write to {folder}: {error.strerror or error}; {hint}") from error
+        raise StoreError(f"cannot write to {error.filename or folder}: {error.strerror or error}; {hint}") from error
 
 
 def refuse_foreign(folder: Path, job: Job) -> None:
