@@ -7,7 +7,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from nearlm.base import QUIET, Doubles, Int32s, Job, OptionError, Reals, Reporter, StoreError, files
-from nearlm.base.records import FileInfo, check_files, read_record, write_record
+from nearlm.base.records import FileInfo, check_files, check_names, read_record, write_record
 from nearlm.mixing.gate_learning import (
     FORMAT,
     GateInfo,
@@ -261,6 +261,7 @@ def verify_gate(store: Datastore, name: str) -> GateInfo:
     """Return what is known of a gate; refuse one whose weights are not as they were written."""
     place = gate_files(store, name)
     info = read_record(GateInfo, place.description)
+    check_names(place.description, {*info.files, place.weights.name}, info.files.keys() & {place.weights.name})
     remedy = f"remove {place.folder} and train the gate again"
     check_files(place.folder, info.files, remedy, every_byte=True)
     return info

@@ -10,6 +10,7 @@ import numpy as np
 
 from nearlm.base import Advance, Json, ModelError, StoreError, check_files, files, store_folder
 from nearlm.base.arrays import ArrayFile, Doubles, Floats, Ints, Reals, ShardedArray
+from nearlm.store.faiss_files import read_linear
 from nearlm.store.layout import Layout
 from nearlm.store.manifest import Manifest, read_manifest
 from nearlm.store.settings import SearchSettings, read_defaults
@@ -119,9 +120,7 @@ class Datastore:
         """The FAISS transform from the LM's keys to the stored ones; None if they are stored as they came."""
         if self.layout.transform.name not in self.manifest.files:
             return None
-        import faiss
-
-        return faiss.read_VectorTransform(str(self.layout.transform))
+        return read_linear(self.layout.transform, self.query_dim, self.dim, _REMEDY)
 
     def project(self, queries: Reals) -> Floats:
         """Take queries as the LM gives them, [n, query_dim], to the space of the stored keys, [n, dim]."""

@@ -20,6 +20,7 @@ def writing(folder: Path, job: Job) -> Iterator[None]:
     try:
         refuse_foreign(folder, job)
         folder.mkdir(parents=True, exist_ok=True)
+        files.check_links(folder)
         with files.lock(folder):
             yield
     except OSError as error:
