@@ -3,12 +3,14 @@
 import shutil
 from pathlib import Path
 
+import pytest
 from oracle import check
 
 from calls import build
 from nearlm.model.lm import LM
 from nearlm.model.pretrained import ModelSpec
 from nearlm.store.datastore import Datastore
+from nearlm.store.model_files import load_lm
 from tiny import make_llama, make_text
 
 
@@ -49,3 +51,16 @@ def test_the_stored_tokenizer_is_that_of_the_model(kept: Path, lm):
     from nearlm.model.lm import tokenizer_fingerprint
 
     assert tokenizer_fingerprint(Datastore.open(kept).tokenizer) == lm.tokenizer_fingerprint()
+
+
+def test_a_model_that_lies_elsewhere_is_loaded_aloud(model_folder: Path, tmp_path: Path, recwarn):
+    (tmp_path / "a.txt").write_text(make_text(30))
+    shutil.copytree(model_folder, tmp_path / "near")
+    far = build(str(model_folder), str(tmp_path / "a.txt"), tmp_path / "far", quiet=True, window=16)
+    near = build(str(tmp_path / "near"), str(tmp_path / "a.txt"), tmp_path / "beside", quiet=True, window=16)
+    recwarn.clear()
+    load_lm(near)
+    load_lm(far, str(model_folder))
+    assert not recwarn
+    with pytest.warns(UserWarning, match=f"loading the model from {model_folder}, as .*far says"):
+        load_lm(far)

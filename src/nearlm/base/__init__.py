@@ -15,7 +15,7 @@ from nearlm.base.errors import (
 )
 from nearlm.base.files import Json, canonical_hash
 from nearlm.base.jobs import Columns, Job, Pieces
-from nearlm.base.progress import QUIET, Advance, Rate, Reporter, duration, size
+from nearlm.base.progress import QUIET, Advance, Rate, Reporter, duration, printable, size
 from nearlm.base.records import (
     FileInfo,
     check_files,

@@ -201,7 +201,9 @@ def main() -> NoReturn:
             traceback.print_exc()
         code, message = _verdict(error)
     if message:
-        print(f"nearlm: {' '.join(as_flags(message).split())}", file=sys.stderr)
+        from nearlm.base import printable
+
+        print(f"nearlm: {printable(' '.join(as_flags(message).split()))}", file=sys.stderr)
     _leave(code)
 
 

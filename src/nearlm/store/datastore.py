@@ -142,7 +142,11 @@ class Datastore:
         """The tokenizer that the store was built with, kept in its folder."""
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self.layout.tokenizer)
+        try:
+            return AutoTokenizer.from_pretrained(self.layout.tokenizer, trust_remote_code=False, local_files_only=True)
+        except Exception as error:  # transformers and tokenizers raise what they like
+            why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            raise StoreError(f"{self.layout.tokenizer} cannot be loaded ({why}); {_REMEDY}") from error
 
     def model_spec(self) -> "ModelSpec":
         """Say how to load the model that made this store; remote code is the user's own choice."""

@@ -99,6 +99,11 @@ def portable_path(path: Path, folder: Path) -> str:
     return os.path.relpath(path.resolve(), folder.resolve())
 
 
+def is_elsewhere(path: Path, store: Path) -> bool:
+    """Tell whether an absolute path leads away from the folder that a store lies in, so that its user shall know."""
+    return path.is_absolute() and not path.is_relative_to(store.resolve().parent)
+
+
 def _is_inside(name: Any, folder: Path) -> bool:
     """Tell whether an error is about a folder or something in it; one without a name may be."""
     return name is None or Path(os.fsdecode(name)).resolve().is_relative_to(folder.resolve())
