@@ -356,3 +356,13 @@ def test_a_broken_tokenizer_is_one_of_our_errors(content: str, store: Path):
     files.write_stamped(store / "manifest.json", listed)
     with pytest.raises(StoreError, match=r"tokenizer cannot be loaded \(.*\); restore it, or build the store again"):
         Datastore.open(store).context_of(0)
+
+
+@pytest.mark.parametrize("content", [{}, {"a": 1}, *({"sources": value} for value in ("", 5, True, [], {}, [None]))])
+def test_names_of_sources_that_cannot_be_read_are_one_of_our_errors(content: dict, store: Path):
+    files.write_json(store / "docs-00000.json", content)
+    listed = files.read_json(store / "manifest.json")
+    listed["files"]["docs-00000.json"] = vars(FileInfo.of(store / "docs-00000.json"))
+    files.write_stamped(store / "manifest.json", listed)
+    with pytest.raises(StoreError, match=r"docs-00000\.(npy|json) .*(restore it|make it again)"):
+        Datastore.open(store).context_of(0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nearlm.base import Advance, Json, ModelError, StoreError, check_files, files, store_folder
+from nearlm.base import Advance, Json, ModelError, StoreError, check_files, files, from_json, store_folder
 from nearlm.base.arrays import ArrayFile, Doubles, Floats, Ints, Reals, ShardedArray
 from nearlm.store.faiss_files import read_linear
 from nearlm.store.layout import Layout
@@ -170,7 +170,7 @@ class Datastore:
                 docs = self._docs[number]
                 row = int(np.searchsorted(docs[:, 0], position - base, side="right")) - 1
                 start, source, line = docs[row].tolist()
-                name = self._sources(number)[source]
+                name = self._source(number, source)
                 return name if line < 0 else f"{name}:{line}", base + start
         raise IndexError(f"position {position} is outside the token stream of {len(self.tokens)} tokens")
 
@@ -259,8 +259,16 @@ class Datastore:
         read_defaults(self.layout)
         check_files(self.path, self.manifest.files, _REMEDY, every_byte=True, advance=advance)
 
+    def _source(self, segment: int, number: int) -> str:
+        names = self._sources(segment)
+        if not 0 <= number < len(names):
+            place = self.layout.segment(segment)
+            raise StoreError(f"{place.docs} names source {number}, {place.sources.name} has {len(names)}; {_REMEDY}")
+        return names[number]
+
     def _read_sources(self, segment: int) -> list[str]:
-        return files.read_json(self.layout.segment(segment).sources)["sources"]  # type: ignore[no-any-return]
+        path = self.layout.segment(segment).sources
+        return from_json(list[str], files.read_json(path).get("sources"), path)
 
 
 AnyStore = str | Path | Datastore
