@@ -167,7 +167,7 @@ def opened(kind: Kind, store: Datastore, folder: Path) -> tuple[SearchIndex, obj
         if second is not None:
             second.add(index.transform_keys(block))
     write_parts(index, IndexData(folder))
-    return read_parts(IndexData(folder), kind.spec), second, time.perf_counter() - started
+    return read_parts(IndexData(folder), kind.spec, store.dim), second, time.perf_counter() - started
 
 
 def searcher(index: SearchIndex, second: object) -> Search:

@@ -69,7 +69,7 @@ def one(records: int) -> dict[str, float]:
         data = IndexData(Path(folder) / "index")
         write_parts(index, data)
         del index
-        return searched(read_parts(data, spec), records, peak, stop, trained, filled)
+        return searched(read_parts(data, spec, DIM), records, peak, stop, trained, filled)
 
 
 def searched(  # type: ignore[no-untyped-def]

@@ -226,3 +226,34 @@ with files.lock(Path({str(tmp_path)!r})):
         other.wait()
         with files.lock(tmp_path):
             pass
+
+
+def test_links_out_of_a_folder_and_what_is_no_file_are_refused(tmp_path: Path):
+    store = tmp_path / "store"
+    (store / "index").mkdir(parents=True)
+    (store / "file").touch()
+    (store / "index" / "again").symlink_to("../file")
+    (tmp_path / "named").symlink_to(store)
+    files.check_links(store)
+    files.check_links(tmp_path / "named")  # the user's own link
+    (store / "index" / "away").symlink_to(tmp_path)
+    with pytest.raises(StoreError, match=r"index/away is a link that leads out of"):
+        files.check_links(store)
+    (store / "index" / "away").unlink()
+    os.mkfifo(store / "index" / "pipe")
+    with pytest.raises(StoreError, match=r"index/pipe is a pipe, socket or device, expected a file"):
+        files.check_links(store)
+
+
+@pytest.mark.parametrize("depth", [300, 990, 100_000])
+def test_json_that_is_nested_too_deeply_is_damaged(depth: int, tmp_path: Path):
+    path = tmp_path / "deep.json"
+    path.write_text('{"a":' * depth + "1" + "}" * depth)
+    with pytest.raises(StoreError, match=r"deep\.json (is nested too deeply|does not match its own checksum)"):
+        files.read_stamped(path)
+
+
+def test_json_that_is_no_file_is_refused_at_once(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(StoreError, match=r"pipe\.json is no file"):
+        files.read_json(tmp_path / "pipe.json")

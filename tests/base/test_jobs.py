@@ -146,3 +146,29 @@ def test_files_are_described_and_filled_again_only_if_one_is_gone(tmp_path, colu
     assert filled == SIZES
     columns["keys"].path.unlink()
     assert fill() == found and filled == SIZES * 2
+
+
+def test_a_folder_around_a_job_is_removed_only_if_the_job_was_there(tmp_path: Path, monkeypatch):
+    around = tmp_path / "fast.optimize"
+    job = Job(around, "optimize")
+    job.check_folder()
+    around.mkdir()
+    (around / ".lock").touch()
+    job.check_folder()
+    (around / "diary.txt").write_text("dear diary")
+    with pytest.raises(StoreError, match=r"fast\.optimize holds 'diary\.txt', not made by nearlm; move it, or choose"):
+        job.check_folder()
+    job.remove_folder()
+    assert (around / "diary.txt").read_text() == "dear diary"
+    job.begin({})
+    job.check_folder()
+
+    def boom(path):
+        raise Boom
+
+    with monkeypatch.context() as patch, pytest.raises(Boom):
+        patch.setattr(files, "remove", boom)
+        job.remove_folder()
+    job.remove_folder()
+    job.remove_folder()
+    assert not around.exists()

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from nearlm.base import progress
-from nearlm.base.progress import Rate, Reporter, duration, size
+from nearlm.base.progress import Rate, Reporter, duration, printable, size
 
 
 @pytest.fixture
@@ -98,3 +98,10 @@ def test_times_and_sizes_are_written_for_people():
         "4.0 TB",
         "5000.0 TB",
     ]
+
+
+def test_commands_to_a_terminal_are_written_out(capsys):
+    said = "a\x1b]0;title\x07 b\r\x9b2J\x7f, c\td\ne – 東京"
+    assert printable(said) == "a\\x1b]0;title\\x07 b\\x0d\\x9b2J\\x7f, c\td\ne – 東京"
+    Reporter().say("\x1b[31mred")
+    assert "\\x1b[31mred" in capsys.readouterr().err

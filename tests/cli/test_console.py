@@ -5,7 +5,7 @@ import json
 import pytest
 
 from nearlm.base import OptionError
-from nearlm.cli.console import Generation, choose_explained, format_explanation, write_continuation
+from nearlm.cli.console import Generation, _streamer, choose_explained, format_explanation, write_continuation
 from nearlm.cli.options import Output
 from nearlm.knnlm import KNNLM, Explanation
 from nearlm.store import Context, SearchSettings
@@ -120,3 +120,8 @@ def test_json_has_prompt_text_tokens_and_the_explanation_if_asked(knnlm, capsys)
 def test_options_that_make_no_sense_are_refused(wrong):
     with pytest.raises(OptionError, match=f"`{next(iter(wrong))}` is"):
         Generation(**wrong)
+
+
+def test_a_generated_text_cannot_command_a_terminal(capsys):
+    _streamer(None).on_finalized_text("one\x1b[2J\ttwo\n", stream_end=True)
+    assert capsys.readouterr().out.startswith("one\\x1b[2J\ttwo\n")

@@ -140,3 +140,14 @@ def test_skipped_files_are_said_once_with_the_flag_that_reads_them(nearlm, tmp_p
     code, _, err = nearlm(*command)
     line = "warning: skipped 3 files of other kinds (2 × .pdf, 1 × .ipynb); choose files with --glob"
     assert code == 0 and err.splitlines().count(line) == 1
+
+
+def test_names_and_texts_cannot_command_a_terminal(nearlm, model_folder, tmp_path):
+    (tmp_path / "a\x1b]0;title\x07.txt").write_text("the licence \x1b[2J grants \x9b rights to any person")
+    builder.build(str(model_folder), [str(tmp_path / "a\x1b]0;title\x07.txt")], tmp_path / "store")
+    for arguments in ((), ("--record", 3)):
+        code, out, _ = nearlm("info", tmp_path / "store", *arguments)
+        assert code == 0 and r"a\x1b]0;title\x07.txt" in out and not {"\x1b", "\x07", "\x9b"} & set(out)
+    assert json.loads(nearlm("info", tmp_path / "store", "--json")[1])["texts"] == ["a\x1b]0;title\x07.txt"]
+    code, _, err = nearlm("info", tmp_path / "no\x1b[31m")
+    assert code == 2 and r"no\x1b[31m does not exist" in err

@@ -87,6 +87,37 @@ def test_a_damaged_foreign_or_stale_gate_is_refused(lm, tuned_store, gate, tmp_p
         Gate.train(tuned_store, "nowhere", lm, index="flat")
 
 
+def test_a_gate_has_no_files_but_its_weights(tuned_store, gate):
+    place = gate_files(tuned_store, "named")
+    save_gate(place, gate.network, gate.info)
+    described = files.read_json(place.description)
+    for listed in ({}, {"../../manifest.json": {"bytes": 1, "sha256": ""}}):
+        files.write_stamped(place.description, {**described, "files": listed})
+        with pytest.raises(StoreError, match=r"gate\.json names a file .*, which it cannot have"):
+            Gate.load(tuned_store, "named")
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"\xff" * 64, (2).to_bytes(8, "little") + b"{}"])
+def test_weights_that_cannot_be_read_are_refused(content, tuned_store, gate):
+    place = gate_files(tuned_store, "broken")
+    save_gate(place, gate.network, gate.info)
+    place.weights.write_bytes(content)
+    described = files.read_json(place.description)
+    stated = {"bytes": len(content), "sha256": files.checksum(place.weights)}
+    files.write_stamped(place.description, {**described, "files": {place.weights.name: stated}})
+    with pytest.raises(StoreError, match=r"gate\.safetensors is not as .*; remove .* and train the gate again"):
+        Gate.load(tuned_store, "broken")
+
+
+def test_a_gate_of_other_contexts_is_refused_before_its_network_is_made(tuned_store, gate):
+    place = gate_files(tuned_store, "huge")
+    for change in ({"shape": {"dim": 10**12}}, {"thresholds": []}):
+        save_gate(place, gate.network, gate.info)
+        files.write_stamped(place.description, {**files.read_json(place.description), **change})
+        with pytest.raises(StoreError, match=r"gate\.json describes no gate of this store"):
+            Gate.load(tuned_store, "huge")
+
+
 def test_nonsense_shares_are_refused(gate):
     for skip, budget in ((1.5, None), (-0.1, None), ("some", None), (float("nan"), None), ("auto", -1.0), (0.5, 0.1)):
         with pytest.raises(OptionError):

@@ -148,6 +148,14 @@ def test_tables_are_made_once_refused_when_stale_and_verified(tmp_path, lm, monk
     assert len(bounds) == 3 and bounds[-1] == len(stream)
     check(tables, [stream[a:b].tolist() for a, b in itertools.pairwise(bounds)])
     verify_ngrams(grown)
+    description = grown.layout.ngrams.description
+    known = description.read_bytes()
+    for change in ({"lengths": {"../../keys-00000": 1}}, {"files": {"../manifest.json": {"bytes": 1, "sha256": ""}}}):
+        files.write_stamped(description, {**files.read_json(description), **change})
+        for use in (NGrams.open, verify_ngrams):
+            with pytest.raises(StoreError, match=r"ngrams\.json names a file .*, which it cannot have"):
+                use(grown)
+        description.write_bytes(known)
     path = grown.layout.ngrams.folder / "counts-3.npy"
     damaged = bytearray(path.read_bytes())
     damaged[-1] ^= 1

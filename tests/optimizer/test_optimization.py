@@ -164,3 +164,22 @@ def test_as_a_user_types_it(store, texts, tmp_path, nearlm, small):
     assert code == 0 and json.loads(out)["perplexity"] > 1
     code, out, _ = nearlm("info", str(tmp_path / "f"))
     assert code == 0 and "index default" in out
+
+
+def test_a_folder_that_only_looks_like_ours_is_left_alone(store, lm, texts, tmp_path):
+    foreign = tmp_path / "fast.optimize"
+    foreign.mkdir()
+    (foreign / "diary.txt").write_text("dear diary")
+    with pytest.raises(StoreError, match=r"fast\.optimize holds 'diary\.txt', not made by nearlm"):
+        optimize(store, str(texts / "valid"), tmp_path / "fast", lm)
+    assert [path.name for path in foreign.iterdir()] == ["diary.txt"] and not (tmp_path / "fast").exists()
+
+
+def test_a_store_of_the_users_is_not_removed_in_place_of_an_unfinished_one(store, lm, texts, tmp_path):
+    out = shutil.copytree(store.path, tmp_path / "fast")
+    job = jobs.Job(tmp_path / "fast.optimize", "optimize")
+    job.begin({"another": "plan"})
+    job.note("final", {"begun": True})
+    with pytest.raises(StoreError, match="built from text; choose another"):
+        optimize(store, str(texts / "valid"), out, lm)
+    Datastore.open(out).verify()

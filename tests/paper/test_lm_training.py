@@ -217,6 +217,14 @@ def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> No
         SmallLM(**options)
 
 
+def test_a_folder_that_only_looks_like_a_training_is_left_alone(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "lm.training").mkdir()
+    (tmp_path / "lm.training" / "diary.txt").write_text("dear diary")
+    with pytest.raises(StoreError, match=r"lm\.training holds 'diary\.txt', not made by nearlm"):
+        train_lm(str(text), tmp_path / "lm", TINY)
+    assert [path.name for path in (tmp_path / "lm.training").iterdir()] == ["diary.txt"]
+
+
 def test_places_and_texts_that_cannot_be_used(text: Path, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "diary.txt").write_text("dear diary")

@@ -1,13 +1,16 @@
 """The index on disk: opened, measured, refused when damaged, and had as plain FAISS."""
 
 import json
+import shutil
 
 import faiss
 import numpy as np
 import pytest
 
-from calls import build_index
+from calls import build, build_index
+from nearlm.base import files
 from nearlm.base.errors import OptionError, StoreError
+from nearlm.base.records import FileInfo
 from nearlm.search import kinds as index_module
 from nearlm.search.index import faiss_index, open_index, verify_index
 from nearlm.search.retriever import Retriever
@@ -99,3 +102,81 @@ def test_nprobe_reaches_the_lists_below_a_transform(store, queries, monkeypatch)
     with pytest.raises(OptionError, match="has no lists"):
         build_index(store, "flat", name="exact", quiet=True)
         Retriever(store, "exact", nprobe=3)
+
+
+@pytest.fixture
+def indexed(store, tmp_path):
+    """A copy of the store with an index of lists, and what `index.json` says of it."""
+    copy = Datastore.open(shutil.copytree(store.path, tmp_path / "copy"))
+    build_index(copy, "IVF16,Flat", quiet=True)
+    return copy, copy.layout.index("default").description
+
+
+@pytest.mark.parametrize("data", ["..", "../../..", "/tmp", "data-1/../..", "data-1\n", ""])
+def test_data_outside_of_the_index_are_refused(indexed, data: str):
+    store, description = indexed
+    files.write_stamped(description, {**files.read_json(description), "data": data})
+    for use in (open_index, verify_index):
+        with pytest.raises(StoreError, match=r"names a folder .*, expected data-…; remove it and index again"):
+            use(store, "default")
+
+
+@pytest.mark.parametrize(
+    "name", ["../../manifest.json", "/etc/hosts", "data-000000001234/index.faiss", "settings.json"]
+)
+def test_files_that_an_index_cannot_have_are_refused(indexed, name: str):
+    store, description = indexed
+    known = files.read_json(description)
+    files.write_stamped(description, {**known, "files": {**known["files"], name: {"bytes": 1, "sha256": ""}}})
+    for use in (open_index, verify_index):
+        with pytest.raises(StoreError, match=r"index\.json names a file .*, which it cannot have"):
+            use(store, "default")
+
+
+def test_lists_in_somebody_elses_file_are_neither_searched_nor_added_to(indexed, tmp_path, lm):
+    store, description = indexed
+    known = files.read_json(description)
+    path = description.parent / known["data"] / "index.faiss"
+    index = faiss.read_index(str(path))
+    lists = faiss.OnDiskInvertedLists(16, index.code_size, str(tmp_path / "victim"))
+    lists.merge_from_1(index.invlists)
+    index.replace_invlists(lists)
+    faiss.write_index(index, str(path))
+    listed = {**known["files"], f"{known['data']}/index.faiss": vars(FileInfo.of(path))}
+    files.write_stamped(description, {**known, "files": listed})
+    before = (tmp_path / "victim").read_bytes()
+    with pytest.raises(StoreError, match="its lists lie in another file"):
+        open_index(store)
+    (tmp_path / "more.txt").write_text("one more text to add to it " * 20)
+    build(lm, str(tmp_path / "more.txt"), store.path, append=True, quiet=True)
+    with pytest.raises(StoreError, match="its lists lie in another file"):
+        build_index(store.path, quiet=True)
+    assert (tmp_path / "victim").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"factory": "IVF17,Flat", "nprobe": 8},
+        {"factory": "IVF16,SQ8", "nprobe": 8},
+        {"factory": "IVF99999999999999999999999,Flat", "nprobe": 8},
+        {"factory": "IMI2x24,Flat", "nprobe": 8},
+        {"factory": "Flat", "nprobe": 8},
+        {"factory": "Flat"},
+        {"factory": "nonsense", "nprobe": 8},
+        {"factory": "IVF16,Flat", "nprobe": 8, "pca": 16},
+    ],
+)
+def test_an_index_of_another_kind_than_it_says_is_refused(indexed, spec: dict):
+    store, description = indexed
+    files.write_stamped(description, {**files.read_json(description), "spec": spec})
+    with pytest.raises(StoreError, match=r"\.faiss is not .*; remove .* and make the index again"):
+        open_index(store)
+
+
+def test_an_index_of_fewer_records_than_the_store_is_refused(indexed):
+    store, description = indexed
+    known = files.read_json(description)
+    files.write_stamped(description, {**known, "records": known["records"] - 1})
+    with pytest.raises(StoreError, match=r"index 'default' has .* records"):
+        open_index(store)

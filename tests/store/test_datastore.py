@@ -1,5 +1,6 @@
 """The format: what was written reads back exactly, any damage is found, and a record leads back to its text."""
 
+import contextlib
 import getpass
 import itertools
 import json
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from oracle import assert_holds, changed, check, everything, expected, frame, write_rows
 
 from calls import build
+from nearlm.base import FileInfo, files
 from nearlm.base.errors import ModelError, StoreError
 from nearlm.model.lm import LM
 from nearlm.model.pretrained import ModelSpec
@@ -325,3 +327,42 @@ def test_reading_a_store_changes_nothing_in_it(store: Path):
     torch.from_numpy(opened.keys[:10])
     opened.summary()
     assert everything(store) == before
+
+
+def test_code_that_comes_with_a_tokenizer_is_never_run(store: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    ran = tmp_path / "ran"
+    code = f"open({str(ran)!r}, 'w')\nfrom transformers import PreTrainedTokenizerFast as Evil\n"
+    (store / "tokenizer" / "evil.py").write_text(code)
+    config = store / "tokenizer" / "tokenizer_config.json"
+    classes = {"AutoTokenizer": [None, "evil.Evil"]}
+    for kind in ("Unknown", "PreTrainedTokenizerFast"):
+        said = {**json.loads(config.read_text()), "auto_map": classes, "tokenizer_class": kind}
+        config.write_text(json.dumps(said))
+        listed = files.read_json(store / "manifest.json")
+        listed["files"]["tokenizer/tokenizer_config.json"] = vars(FileInfo.of(config))
+        files.write_stamped(store / "manifest.json", listed)
+        with contextlib.suppress(StoreError):
+            _ = Datastore.open(store).tokenizer
+        assert not ran.exists()
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "nonsense", '{"model": {"type": "BPE"}}', "[" * 100_000])
+def test_a_broken_tokenizer_is_one_of_our_errors(content: str, store: Path):
+    path = store / "tokenizer" / "tokenizer.json"
+    path.write_text(content)
+    listed = files.read_json(store / "manifest.json")
+    listed["files"]["tokenizer/tokenizer.json"] = vars(FileInfo.of(path))
+    files.write_stamped(store / "manifest.json", listed)
+    with pytest.raises(StoreError, match=r"tokenizer cannot be loaded \(.*\); restore it, or build the store again"):
+        Datastore.open(store).context_of(0)
+
+
+@pytest.mark.parametrize("content", [{}, {"a": 1}, *({"sources": value} for value in ("", 5, True, [], {}, [None]))])
+def test_names_of_sources_that_cannot_be_read_are_one_of_our_errors(content: dict, store: Path):
+    files.write_json(store / "docs-00000.json", content)
+    listed = files.read_json(store / "manifest.json")
+    listed["files"]["docs-00000.json"] = vars(FileInfo.of(store / "docs-00000.json"))
+    files.write_stamped(store / "manifest.json", listed)
+    with pytest.raises(StoreError, match=r"docs-00000\.(npy|json) .*(restore it|make it again)"):
+        Datastore.open(store).context_of(0)

@@ -95,3 +95,9 @@ def test_centroids_are_nowhere_in_the_parent(store, tmp_path):
     made = prune_store(store, "kmeans", tmp_path / "made", ratio=5.0, quiet=True)
     with pytest.raises(OptionError, match="centroids, which its parent does not hold"):
         parent_records(made, open_parent(made))
+
+
+def test_a_parent_that_lies_elsewhere_is_opened_aloud(store, tmp_path):
+    made = prune_store(store, "random", tmp_path / "deep" / "made", keep=0.4, quiet=True)
+    with pytest.warns(UserWarning, match=f"opening the parent at {store.path}, as .*made says"):
+        open_parent(made)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from oracle import changed
 
+from calls import reduce_store
 from nearlm.base import files
 from nearlm.base.errors import StoreError
 from nearlm.store import Step
@@ -105,3 +106,59 @@ def test_a_step_is_written_as_its_command_line():
     assert str(step) == "prune --method rank --keep 0.5 --count-self"
     assert step == Step("prune", dict(step.options)) and step != Step("reduce", step.options)
     assert step != Step("prune", {**step.options, "keep": 0.4})
+
+
+OUTSIDE = [
+    "../.bashrc",
+    "/etc/hosts",
+    "tokenizer/../../x",
+    "tokenizer/a\\b",
+    "tokenizer/.x",
+    "tokenizer/",
+    "extra.npy",
+    "",
+]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_files_that_a_store_cannot_have_are_refused_and_never_taken_over(name: str, store: Path, tmp_path: Path):
+    (tmp_path / ".bashrc").write_text("mine")
+    manifest = files.read_json(store / "manifest.json")
+    stated = {"bytes": 4, "sha256": files.checksum(tmp_path / ".bashrc")}
+    files.write_stamped(store / "manifest.json", {**manifest, "files": {**manifest["files"], name: stated}})
+    with pytest.raises(StoreError, match=r"manifest\.json names a file .*, which it cannot have; restore it"):
+        Datastore.open(store)
+    with pytest.raises(StoreError, match="cannot have"):
+        reduce_store(store, 4, tmp_path / "out", quiet=True)
+    assert (tmp_path / ".bashrc").read_text() == "mine" and not (tmp_path / "out").exists()
+
+
+def test_every_file_of_a_store_must_be_listed(store: Path):
+    manifest = files.read_json(store / "manifest.json")
+    for name in ("keys-00000.npy", "docs-00001.json", "probe.npy"):
+        listed = {other: stated for other, stated in manifest["files"].items() if other != name}
+        files.write_stamped(store / "manifest.json", {**manifest, "files": listed})
+        with pytest.raises(StoreError, match=f"names a file '{name}'|{name}"):
+            Datastore.open(store)
+
+
+@pytest.mark.parametrize(
+    "change", [{"records": 1}, {"tokens": 5}, {"shards": []}, {"key_dtype": "object"}, {"dim": 0}, {"stride": -1}]
+)
+def test_counts_that_cannot_be_are_refused(change, store: Path):
+    files.write_stamped(store / "manifest.json", {**files.read_json(store / "manifest.json"), **change})
+    with pytest.raises(StoreError, match=r"manifest\.json"):
+        Datastore.open(store)
+
+
+@pytest.mark.parametrize("place", ["manifest.json", "index", "ngrams", "tokenizer", "keys-00000.npy", ".lock"])
+def test_links_out_of_a_store_are_not_followed(place: str, store: Path, tmp_path: Path):
+    elsewhere = tmp_path / "elsewhere"
+    path = store / place
+    if path.exists():
+        path.rename(elsewhere)
+    else:
+        elsewhere.mkdir()
+    path.symlink_to(elsewhere)
+    with pytest.raises(StoreError, match=f"{place} is a link that leads out of"):
+        Datastore.open(store)

@@ -11,6 +11,7 @@ from nearlm.base.errors import OptionError
 from nearlm.model.lm import LM
 from nearlm.model.pretrained import ModelSpec
 from nearlm.store.datastore import Datastore
+from nearlm.store.model_files import load_lm
 from tiny import make_llama, make_text
 
 
@@ -57,3 +58,16 @@ def test_a_bare_model_has_no_tokenizer_to_build_with(tmp_path: Path):
     (tmp_path / "a.txt").write_text("the licence")
     with pytest.raises(OptionError, match=r"`model` is a LlamaForCausalLM; .*nearlm.LM"):
         build(make_llama(), str(tmp_path / "a.txt"), tmp_path / "store", quiet=True)
+
+
+def test_a_model_that_lies_elsewhere_is_loaded_aloud(model_folder: Path, tmp_path: Path, recwarn):
+    (tmp_path / "a.txt").write_text(make_text(30))
+    shutil.copytree(model_folder, tmp_path / "near")
+    far = build(str(model_folder), str(tmp_path / "a.txt"), tmp_path / "far", quiet=True, window=16)
+    near = build(str(tmp_path / "near"), str(tmp_path / "a.txt"), tmp_path / "beside", quiet=True, window=16)
+    recwarn.clear()
+    load_lm(near)
+    load_lm(far, str(model_folder))
+    assert not recwarn
+    with pytest.warns(UserWarning, match=f"loading the model from {model_folder}, as .*far says"):
+        load_lm(far)

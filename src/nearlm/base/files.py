@@ -52,11 +52,37 @@ def json_bytes(value: Json) -> bytes:
     return json.dumps(value, indent=1, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
+def check_links(folder: Path) -> None:
+    """Refuse a folder with links that lead out of it, or with what is neither file nor folder (opening it may hang)."""
+    root = os.path.realpath(folder)
+    for entry in _entries(folder):
+        link = entry.is_symlink()
+        if link and not Path(os.path.realpath(entry.path)).is_relative_to(root):
+            raise StoreError(f"{entry.path} is a link that leads out of {folder}; put there what it leads to")
+        if not (link or entry.is_file() or entry.is_dir()):
+            raise StoreError(f"{entry.path} is a pipe, socket or device, expected a file; remove it")
+
+
+def _entries(folder: Path) -> Iterator["os.DirEntry[str]"]:
+    """Yield all that lies in a folder, whatever others remove meanwhile; links are not followed."""
+    left = [str(folder)]
+    while left:
+        with contextlib.suppress(FileNotFoundError), os.scandir(left.pop()) as found:
+            for entry in found:
+                yield entry
+                if entry.is_dir(follow_symlinks=False):
+                    left.append(entry.path)
+
+
 def read_json(path: Path) -> Json:
     """Read one JSON object; anything else is an error that names the file."""
+    if not path.is_file() and path.exists():
+        raise StoreError(f"{path} is no file, expected JSON; remove it, or make it again")
     try:
         value = json.loads(path.read_bytes())
-    except (ValueError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise StoreError(f"{path} is nested too deeply; the file is damaged: restore it or make it again") from None
+    except ValueError as error:
         raise StoreError(f"{path} is not valid JSON ({error}); the file is damaged") from None
     if not isinstance(value, dict):
         raise StoreError(f"{path} holds a JSON {type(value).__name__}, expected an object; the file is damaged")
@@ -73,7 +99,11 @@ def read_stamped(path: Path) -> Json:
     """Read what `write_stamped` wrote; a file that was damaged or edited is an error."""
     value = read_json(path)
     unstamped = {name: item for name, item in value.items() if name != "checksum"}
-    if json_bytes(value) != path.read_bytes() or canonical_hash(unstamped) != value.get("checksum"):
+    try:
+        sound = json_bytes(value) == path.read_bytes() and canonical_hash(unstamped) == value.get("checksum")
+    except RecursionError:  # nested too deeply
+        sound = False
+    if not sound:
         raise StoreError(f"{path} does not match its own checksum; it was damaged or edited by hand")
     return value
 

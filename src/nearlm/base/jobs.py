@@ -10,6 +10,7 @@ import numpy as np
 
 from nearlm.base import files
 from nearlm.base.arrays import Array, ArrayFile
+from nearlm.base.errors import StoreError
 from nearlm.base.files import Json
 from nearlm.base.progress import Advance
 from nearlm.base.records import FileInfo, from_json, to_json
@@ -125,6 +126,26 @@ class Job:
         for path in left:
             files.remove(path)
         self.close()
+
+    def check_folder(self) -> None:
+        """Refuse a folder around the job that holds something which no earlier run can have left."""
+        around = self.folder.parent
+        if self.folder.is_dir() or not around.exists():
+            return
+        strangers = sorted(path.name for path in around.iterdir() if path.name != ".lock")
+        if strangers:
+            raise StoreError(f"{around} holds {strangers[0]!r}, not made by nearlm; move it, or choose another `out`")
+
+    def remove_folder(self) -> None:
+        """Remove the folder around the job, unless it is somebody else's; the job, which proves it, goes last."""
+        around = self.folder.parent
+        if self.folder.is_dir():
+            for path in around.iterdir():
+                if path != self.folder:
+                    files.remove(path)
+            files.remove(self.folder)
+        with contextlib.suppress(OSError):  # not there, or not empty
+            around.rmdir()
 
     def close(self) -> None:
         """Forget the job; the plan goes first, so that a kill in between leaves no job."""

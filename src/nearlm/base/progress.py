@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 Advance = Callable[[int], None]
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 _LINE_SECONDS = 15.0
 
 
@@ -29,7 +30,7 @@ class Reporter:
     def say(self, line: str) -> None:
         """Print one line."""
         if not self.quiet:
-            self._console.print(line, markup=False, soft_wrap=True)
+            self._console.print(printable(line), markup=False, soft_wrap=True)
 
     @contextlib.contextmanager
     def bar(self, label: str, total: int | None, unit: str, done: int = 0) -> Iterator[Advance]:
@@ -89,6 +90,11 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def printable(text: str) -> str:
+    """Write out control characters, which could command a terminal; a text may come from a stranger."""
+    return text.translate(_CONTROLS)
 
 
 def size(count: float) -> str:

@@ -1,6 +1,6 @@
 """Records on disk: frozen dataclasses as JSON files with a checksum of their own, validated when they are read."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,6 +59,13 @@ class FileInfo:
     def by_name(cls, paths: Iterable[Path]) -> "dict[str, FileInfo]":
         """Describe files as they are, by their names."""
         return {path.name: cls.of(path) for path in paths}
+
+
+def check_names(where: Path, named: Iterable[str], known: Collection[str]) -> None:
+    """Refuse a record that names another file than the layout has: it could lie outside of the folder."""
+    for name in named:
+        if name not in known:
+            raise StoreError(f"{where} names a file {name!r}, which it cannot have; restore it or make it again")
 
 
 def check_files(

@@ -203,8 +203,10 @@ def main() -> NoReturn:
             traceback.print_exc()
         code, message = _verdict(error)
     if message:
+        from nearlm.base import printable
+
         with contextlib.suppress(OSError):  # nobody listens
-            print(f"nearlm: {' '.join(as_flags(message).split())}", file=sys.stderr, flush=True)
+            print(f"nearlm: {printable(' '.join(as_flags(message).split()))}", file=sys.stderr, flush=True)
     _leave(code)
 
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from nearlm.base import Json, OptionError, check_at_least, to_json
+from nearlm.base import Json, OptionError, check_at_least, printable, to_json
 from nearlm.cli.help import SAMPLING
 from nearlm.cli.options import PLAIN, Output
 
@@ -76,9 +76,7 @@ def write_continuation(knnlm: "KNNLM", prompt: str, generation: Generation, outp
     options = generation.options
     streams = generation.beams == 1 and not output.as_json
     if streams:
-        from transformers import TextStreamer
-
-        options["streamer"] = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        options["streamer"] = _streamer(tokenizer)
     start, new = knnlm.generate_ids([prompt], chat=generation.chat, **options)[0]
     explained: list[Explanation] = []
     if generation.most_explained != 0:
@@ -90,11 +88,22 @@ def write_continuation(knnlm: "KNNLM", prompt: str, generation: Generation, outp
         output.show({"prompt": prompt, "text": text, "tokens": new, **said})
         return
     if not streams:
-        print(text)
+        print(printable(text))
     if explained:
-        print("", *map(format_explanation, shown), sep="\n")
+        print("", *(printable(format_explanation(one)) for one in shown), sep="\n")
     if len(shown) < len(explained):
         print(f"{len(explained) - len(shown)} tokens that owe the memory less are left out; see --explain-all")
+
+
+def _streamer(tokenizer: Any) -> Any:
+    """Return what prints a text as it comes, but for commands to the terminal in it."""
+    from transformers import TextStreamer
+
+    class Streamer(TextStreamer):  # type: ignore[misc]
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            super().on_finalized_text(printable(text), stream_end)
+
+    return Streamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
 
 
 def choose_explained(explained: "Sequence[Explanation]", most: int | None) -> "list[Explanation]":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from cyclopts import Group, Parameter
 
-from nearlm.base import Reporter, to_json
+from nearlm.base import Reporter, printable, to_json
 from nearlm.cli.app import as_flags
 from nearlm.cli.help import MODEL, OUTPUT, SEARCH, STORE, TEXT
 from nearlm.model import ModelSpec
@@ -104,7 +104,7 @@ class Output:
         if self.as_json:
             self.show(to_json(found))
         else:
-            print(found.table())
+            print(printable(found.table()))
 
     def show(self, values: dict[str, Any]) -> None:
         """Print values, one a line, or as JSON, where a number that is none (inf, nan) is null."""
@@ -124,7 +124,7 @@ def _print_lines(values: dict[str, Any]) -> None:
     for name, value in values.items():
         if isinstance(value, dict):
             value = ", ".join(f"{key} {_write(item)}" for key, item in value.items() if item is not None)
-        lines = _wrap(_write(value), columns and max(20, columns - width))
+        lines = _wrap(printable(_write(value)), columns and max(20, columns - width))
         print(f"{name.replace('_', ' '):{width}}{lines[0]}".rstrip())
         for line in lines[1:]:
             print(f"{'':{width}}{line}".rstrip())

@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from nearlm.base import QUIET, Doubles, Int32s, Job, OptionError, Reals, Reporter, StoreError, files
-from nearlm.base.records import FileInfo, check_files, read_record, write_record
+from nearlm.base.records import FileInfo, check_files, check_names, read_record, write_record
 from nearlm.mixing.gate_learning import (
     FORMAT,
     GateInfo,
@@ -124,8 +125,7 @@ class Gate:
         info = verify_gate(store, name)
         if info.store != store.checksum:
             raise StoreError(f"gate {name!r} is of an earlier state of {store.path}; train it again: {again}")
-        network = GateNetwork(info.shape)
-        network.load_state_dict(load_tensors(place.weights.read_bytes()))
+        network = _read_network(place, info, store.query_dim)
         return cls(network.eval(), info, info.settings, NGrams.open(store) if info.shape.counts else None, name)
 
     def __repr__(self) -> str:
@@ -257,10 +257,27 @@ def save_gate(place: GateFiles, network: GateNetwork, info: GateInfo) -> None:
     write_record(place.description, replace(info, files={place.weights.name: FileInfo.of(place.weights)}))
 
 
+def _read_network(place: GateFiles, info: GateInfo, dim: int) -> GateNetwork:
+    """Read the weights of a gate of contexts of `dim` dimensions."""
+    remedy = f"remove {place.folder} and train the gate again"
+    held = info.held_out
+    lengths = {len(values) for values in (held.curve, held.errors, held.random)}
+    if info.shape.dim != dim or lengths != {len(SHARES)} or len(info.thresholds) != len(SHARES) - 2:
+        raise StoreError(f"{place.description} describes no gate of this store; {remedy}")
+    network = GateNetwork(info.shape)
+    try:
+        network.load_state_dict(load_tensors(place.weights.read_bytes()))
+    except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise StoreError(f"{place.weights} is not as nearlm writes it ({why}); {remedy}") from None
+    return network
+
+
 def verify_gate(store: Datastore, name: str) -> GateInfo:
     """Return what is known of a gate; refuse one whose weights are not as they were written."""
     place = gate_files(store, name)
     info = read_record(GateInfo, place.description)
+    check_names(place.description, {*info.files, place.weights.name}, info.files.keys() & {place.weights.name})
     remedy = f"remove {place.folder} and train the gate again"
     check_files(place.folder, info.files, remedy, every_byte=True)
     return info

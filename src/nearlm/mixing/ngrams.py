@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearlm.base import QUIET, ArrayFile, Int32s, Ints, Job, Json, Reporter, StoreError, duration, files
-from nearlm.base.records import FileInfo, check_files, read_if_there, write_record
+from nearlm.base.records import FileInfo, check_files, check_names, read_if_there, write_record
 from nearlm.mixing.ngram_groups import MAX_N, Group, count_group, plan_groups
 from nearlm.store import Datastore
 
@@ -28,6 +28,7 @@ GROUP_POSITIONS = 1 << 22
 _BLOCK = 1 << 22
 _APPENDED = ("tokens-2", "counts-2", "starts-2", "tokens-3", "counts-3", "starts-3", "tokens-4", "counts-4")
 _GROWING = (*_APPENDED, "fertility-4")
+_TABLES = (*_GROWING, "counts-1", "starts-1")
 
 
 class Counts(NamedTuple):
@@ -58,7 +59,7 @@ class NGrams:
     def open(cls, store: Datastore) -> "NGrams":
         """Open a store's tables; refuse those of an earlier state of it."""
         place = store.layout.ngrams
-        info = read_if_there(NGramInfo, place.description)
+        info = _read_info(store)
         if info is None:
             raise StoreError(f"{store.path} has no n-gram tables; nearlm gate, or Gate.train(), makes them")
         if info.manifest != store.checksum:
@@ -116,9 +117,19 @@ def build_ngrams(store: Datastore, reporter: Reporter = QUIET) -> NGrams:
 def verify_ngrams(store: Datastore) -> None:
     """Read every byte of the tables and refuse the first that is not as it was written."""
     place = store.layout.ngrams
-    info = read_if_there(NGramInfo, place.description)
+    info = _read_info(store)
     if info is not None:
         check_files(place.folder, info.files, f"remove {place.folder} and train the gate again", every_byte=True)
+
+
+def _read_info(store: Datastore) -> NGramInfo | None:
+    """Read what is known of the tables; None if there are none."""
+    place = store.layout.ngrams
+    info = read_if_there(NGramInfo, place.description)
+    if info is not None:
+        check_names(place.description, {*info.lengths, *_TABLES}, info.lengths.keys() & {*_TABLES})
+        check_names(place.description, info.files, [f"{name}.npy" for name in _TABLES])
+    return info
 
 
 class _Counting:

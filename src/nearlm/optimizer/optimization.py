@@ -91,21 +91,21 @@ def _optimize(store: Datastore, text: Texts, folder: Path, lm: LM, budget: float
     made_from = {"store": store.checksum, "text": read.sha256, "model": lm.fingerprint()}
     plan = {**made_from, "weights": lm.weights_hash(), "budget": budget}
     work = folder.absolute().with_name(f"{folder.absolute().name}.optimize")
+    job = Job(work, "optimize")
     layout = Layout(folder)
     if layout.optimized.exists():
-        files.remove(work)
+        job.remove_folder()
         return _read_finished(layout, plan, reporter)
-    _check_out(layout, work)
+    _check_out(layout, job)
     work.mkdir(parents=True, exist_ok=True)
     with files.lock(work):
-        job = Job(work, "optimize")
-        _begin(job, plan, work, folder)
+        _begin(job, plan, work, layout)
         _announce(store, len(read.targets), reporter)
         trials = Trials(store, trace_lm(lm, read, reading, reporter), work, job, reporter)
         train = partial(Gate.train, text=read, model=lm, reporter=reporter)
         choice = _choose(trials, budget, folder, train)
         write_record(layout.optimized, Optimized(plan, choice))
-        files.remove(work)
+        job.remove_folder()
     return choice
 
 
@@ -124,21 +124,26 @@ def _read_finished(layout: Layout, plan: Json, reporter: Reporter) -> Choice:
     return choice
 
 
-def _check_out(layout: Layout, work: Path) -> None:
+def _check_out(layout: Layout, job: Job) -> None:
     """Refuse, before the work, a place that holds something else than what an earlier run has left."""
-    if not work.exists():
+    job.check_folder()
+    if not job.folder.exists():
         refuse_foreign(layout.folder, layout.derive_job)
         if layout.is_store:
             raise StoreError(f"{layout.folder} is a finished store, made in another way; choose another `out`")
 
 
-def _begin(job: Job, plan: Json, work: Path, folder: Path) -> None:
+def _begin(job: Job, plan: Json, work: Path, layout: Layout) -> None:
     """Begin a job, or resume it; one for something else is thrown away, with what it made."""
     if job.resumes(plan):
         return
+    if job.state(FINAL):
+        refuse_foreign(layout.folder, layout.derive_job)
+        if layout.is_store and Datastore.open(layout.folder).manifest.parent is None:
+            raise StoreError(f"{layout.folder} is a store that was built from text; choose another `out`")
     job.forget_plan()
     if job.state(FINAL):
-        files.remove(folder)
+        files.remove(layout.folder)
     for path in work.iterdir():
         if path not in (job.folder, work / ".lock"):
             files.remove(path)

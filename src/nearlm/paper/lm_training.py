@@ -133,15 +133,16 @@ class _Task:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Be the only one who writes; afterwards, clear up what a finished training has left."""
-        if (self.out / DONE).exists() and not self.work.exists():
+        if (self.out / DONE).exists() and not self.job.folder.exists():
             yield
             return
         self._refuse_foreign()
+        self.job.check_folder()
         self.work.mkdir(parents=True, exist_ok=True)
         with files.lock(self.work):
             yield
             if (self.out / DONE).exists():
-                files.remove(self.work)
+                self.job.remove_folder()
 
     def is_finished(self, asked: Json) -> bool:
         """Tell whether this very training was carried out; refuse a folder that holds another."""

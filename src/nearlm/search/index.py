@@ -7,11 +7,11 @@ from typing import Any
 import faiss
 import numpy as np
 
-from nearlm.base import FileInfo, Floats, Reals, StoreError, check_files, files, read_record
-from nearlm.search.kinds import IndexSpec
+from nearlm.base import FileInfo, Floats, Reals, StoreError, check_files, check_names, files, read_record
+from nearlm.search.kinds import IndexSpec, list_count
 from nearlm.search.linear import principal_axes
 from nearlm.search.scan import Found, Lists, ListScan, can_scan, without_lists, write_lists
-from nearlm.store import DEFAULT, AnyStore, Datastore, IndexData, read_tuned
+from nearlm.store import DEFAULT, AnyStore, Datastore, IndexData, read_faiss_index, read_linear, read_tuned
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,10 @@ class SearchIndex:
 
 def read_index_info(store: Datastore, name: str) -> IndexInfo:
     """Read what is known of an index."""
-    return read_record(IndexInfo, store.layout.index(name).description)
+    place = store.layout.index(name)
+    info = read_record(IndexInfo, place.description)
+    check_names(place.description, info.files, place.data(info.data).names())
+    return info
 
 
 def open_index(store: Datastore, name: str = DEFAULT) -> tuple[SearchIndex, IndexInfo]:
@@ -121,7 +124,12 @@ def open_index(store: Datastore, name: str = DEFAULT) -> tuple[SearchIndex, Inde
     if info.manifest != store.checksum:
         raise StoreError(f"index {name!r} is of an earlier state of {store.path}; bring it up to date with: {again}")
     check_files(place.folder, info.files, f"remove {place.folder} and make the index again: {again}")
-    return read_parts(place.data(info.data), info.spec), info
+    index = read_parts(place.data(info.data), info.spec, store.dim)
+    if not index.records == info.records == len(store):
+        raise StoreError(
+            f"index {name!r} has {index.records:,} records, {store.path} {len(store):,}; remake it: {again}"
+        )
+    return index, info
 
 
 def faiss_index(store: AnyStore, name: str = DEFAULT) -> Any:
@@ -133,7 +141,7 @@ def faiss_index(store: AnyStore, name: str = DEFAULT) -> Any:
     """
     store = Datastore.open(store)
     _, info = open_index(store, name)
-    index = load_parts(store.layout.index(name).data(info.data), info.spec)
+    index = load_parts(store.layout.index(name).data(info.data), info.spec, store.dim)
     if index.transform is None:
         return index.faiss
     return faiss.IndexPreTransform(index.transform, index.faiss)  # it keeps both alive
@@ -152,28 +160,48 @@ def gpus() -> int:
     return int(getattr(faiss, "get_num_gpus", int)())
 
 
-def read_parts(data: IndexData, spec: IndexSpec) -> SearchIndex:
+def read_parts(data: IndexData, spec: IndexSpec, dim: int) -> SearchIndex:
     """Open an index for searching: arrays are mapped, other lists too where FAISS can; on GPUs if there are any."""
     if gpus():
         with contextlib.suppress(RuntimeError):  # GPU FAISS does not have every kind
-            loaded = load_parts(data, spec)
+            loaded = load_parts(data, spec, dim)
             return SearchIndex(spec, loaded.transform, faiss.index_cpu_to_all_gpus(loaded.faiss))
-    transform, index = _read_faiss(data, spec, faiss.IO_FLAG_MMAP_IFC)
+    transform, index = _read_faiss(data, spec, dim, faiss.IO_FLAG_MMAP_IFC)
     scan = ListScan(index, Lists.open(data, index)) if can_scan(index) else None
     return SearchIndex(spec, transform, index, scan)
 
 
-def load_parts(data: IndexData, spec: IndexSpec) -> SearchIndex:
+def load_parts(data: IndexData, spec: IndexSpec, dim: int) -> SearchIndex:
     """Read an index into memory, to add to it."""
-    transform, index = _read_faiss(data, spec, 0)
+    transform, index = _read_faiss(data, spec, dim, 0)
     if can_scan(index):
         Lists.open(data, index).put_into(index)
     return SearchIndex(spec, transform, index)
 
 
-def _read_faiss(data: IndexData, spec: IndexSpec, flag: int) -> tuple[Any, Any]:
-    transform = faiss.read_VectorTransform(str(data.transform)) if spec.pca else None
-    return transform, faiss.read_index(str(data.faiss), flag)
+def _read_faiss(data: IndexData, spec: IndexSpec, dim: int, flag: int) -> tuple[Any, Any]:
+    """Read the transform and the index of keys of `dim` dimensions; both must be what the specification says."""
+    remedy = f"remove {data.folder.parent} and make the index again"
+    transform = read_linear(data.transform, dim, spec.pca, remedy) if spec.pca else None
+    index = read_faiss_index(data.faiss, flag, remedy)
+    if not _fits(index, spec, spec.pca or dim):
+        raise StoreError(f"{data.faiss} is not {spec} of {spec.pca or dim} dimensions; {remedy}")
+    return transform, index
+
+
+def _fits(index: Any, spec: IndexSpec, dim: int) -> bool:
+    """Tell whether an index is of the kind and size that a specification asks for."""
+    lists = faiss.try_extract_index_ivf(index)
+    if (lists is None) != (spec.nprobe is None) or (index.d, index.metric_type) != (dim, faiss.METRIC_L2):
+        return False
+    if lists and (lists.nlist != list_count(spec, lists.nlist) or lists.quantizer.ntotal != lists.nlist):
+        return False
+    try:
+        made = faiss.index_factory(dim, spec.factory)
+    except (RuntimeError, MemoryError):
+        return False
+    same_code = getattr(made, "code_size", 0) in (0, getattr(index, "code_size", 0))
+    return isinstance(index, type(made)) and same_code
 
 
 def write_parts(index: SearchIndex, data: IndexData) -> None:

@@ -8,9 +8,18 @@ import numpy as np
 
 from nearlm.base import Job, OptionError, StoreError, files
 from nearlm.base.progress import QUIET, Reporter, duration, size
-from nearlm.base.records import FileInfo, read_if_there, to_json, write_record
+from nearlm.base.records import FileInfo, to_json, write_record
 from nearlm.search.exact import measure
-from nearlm.search.index import IndexInfo, SearchIndex, empty_index, load_parts, read_parts, train_index, write_parts
+from nearlm.search.index import (
+    IndexInfo,
+    SearchIndex,
+    empty_index,
+    load_parts,
+    read_index_info,
+    read_parts,
+    train_index,
+    write_parts,
+)
 from nearlm.search.kinds import AUTO, IndexSpec, choose_index, sample_size
 from nearlm.store import DEFAULT, AnyStore, Datastore, is_key_file
 
@@ -72,7 +81,7 @@ class _Indexer:
         self.job = Job(self.place.folder, "index")
         self.done: IndexInfo | None = None
         try:
-            self.done = read_if_there(IndexInfo, self.place.description)
+            self.done = read_index_info(store, name) if self.place.description.exists() else None
         except StoreError as error:
             reporter.say(f"{error}; making the index again")
 
@@ -109,14 +118,14 @@ class _Indexer:
         plan = {"spec": to_json(spec), "manifest": self.store.checksum}
         if self.job.resumes(plan) and self.job.state("fill"):
             with contextlib.suppress(RuntimeError, OSError, StoreError):  # a checkpoint that was cut off: begin again
-                index = load_parts(self.place.data(self.job.state("fill")["data"]), spec)
+                index = load_parts(self.place.data(self.job.state("fill")["data"]), spec, self.store.dim)
                 self.reporter.say(f"resuming the unfinished index {self.name!r}")
                 return index
         self.job.begin(plan)
         self._remove_data(keep=self.done.data if self.done else "")
         done = self.done
         if done and done.spec.same_data(spec) and done.shards == self._shards()[: len(done.shards)]:  # only appended to
-            return load_parts(self.place.data(done.data), spec)
+            return load_parts(self.place.data(done.data), spec, self.store.dim)
         return empty_index(spec, self.store.dim)
 
     def _shards(self) -> list[str]:
@@ -173,7 +182,7 @@ class _Indexer:
             place.column(name, len(self.store)).write(column[:])
         seconds = time.monotonic() - started
         listed = {f"{data}/{path.name}": FileInfo.of(path) for path in sorted(place.folder.iterdir())}
-        measured = to_json(measure(self.store, read_parts(place, index.spec)))
+        measured = to_json(measure(self.store, read_parts(place, index.spec, self.store.dim)))
         return IndexInfo(
             factory=factory,
             spec=index.spec,

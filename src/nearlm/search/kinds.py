@@ -96,6 +96,10 @@ def _auto(records: int, dim: int) -> IndexSpec:
 
 def sample_size(spec: IndexSpec, records: int) -> int:
     """Return how many keys to train on: what FAISS's own k-means would use, at most a million."""
-    lists = re.search(r"IVF(\d+)", spec.factory)
-    nlist = int(lists[1]) if lists else 0
-    return min(records, 1 << 20, max(1 << 16, _POINTS_PER_CENTROID * nlist))
+    return min(records, 1 << 20, max(1 << 16, _POINTS_PER_CENTROID * list_count(spec)))
+
+
+def list_count(spec: IndexSpec, unknown: int = 0) -> int:
+    """Return the number of lists that a kind names, `unknown` if it names none."""
+    lists = re.search(r"IVF([0-9]+)", spec.factory)
+    return int(lists[1][:20]) if lists else unknown

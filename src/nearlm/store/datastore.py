@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nearlm.base import Advance, Json, ModelError, StoreError, check_files, files, store_folder
+from nearlm.base import Advance, Json, ModelError, StoreError, check_files, files, from_json, store_folder
 from nearlm.base.arrays import ArrayFile, Doubles, Floats, Ints, Reals, ShardedArray
+from nearlm.store.faiss_files import read_linear
 from nearlm.store.layout import Layout
 from nearlm.store.manifest import Manifest, read_manifest
 from nearlm.store.settings import SearchSettings, read_defaults
@@ -119,9 +120,7 @@ class Datastore:
         """The FAISS transform from the LM's keys to the stored ones; None if they are stored as they came."""
         if self.layout.transform.name not in self.manifest.files:
             return None
-        import faiss
-
-        return faiss.read_VectorTransform(str(self.layout.transform))
+        return read_linear(self.layout.transform, self.query_dim, self.dim, _REMEDY)
 
     def project(self, queries: Reals) -> Floats:
         """Take queries as the LM gives them, [n, query_dim], to the space of the stored keys, [n, dim]."""
@@ -143,7 +142,11 @@ class Datastore:
         """The tokenizer that the store was built with, kept in its folder."""
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self.layout.tokenizer)
+        try:
+            return AutoTokenizer.from_pretrained(self.layout.tokenizer, trust_remote_code=False, local_files_only=True)
+        except Exception as error:  # transformers and tokenizers raise what they like
+            why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            raise StoreError(f"{self.layout.tokenizer} cannot be loaded ({why}); {_REMEDY}") from error
 
     def model_spec(self) -> "ModelSpec":
         """Say how to load the model that made this store; remote code is the user's own choice."""
@@ -167,7 +170,7 @@ class Datastore:
                 docs = self._docs[number]
                 row = int(np.searchsorted(docs[:, 0], position - base, side="right")) - 1
                 start, source, line = docs[row].tolist()
-                name = self._sources(number)[source]
+                name = self._source(number, source)
                 return name if line < 0 else f"{name}:{line}", base + start
         raise IndexError(f"position {position} is outside the token stream of {len(self.tokens)} tokens")
 
@@ -257,8 +260,16 @@ class Datastore:
         read_defaults(self.layout)
         check_files(self.path, self.manifest.files, _REMEDY, every_byte=True, advance=advance)
 
+    def _source(self, segment: int, number: int) -> str:
+        names = self._sources(segment)
+        if not 0 <= number < len(names):
+            place = self.layout.segment(segment)
+            raise StoreError(f"{place.docs} names source {number}, {place.sources.name} has {len(names)}; {_REMEDY}")
+        return names[number]
+
     def _read_sources(self, segment: int) -> list[str]:
-        return files.read_json(self.layout.segment(segment).sources)["sources"]  # type: ignore[no-any-return]
+        path = self.layout.segment(segment).sources
+        return from_json(list[str], files.read_json(path).get("sources"), path)
 
 
 AnyStore = str | Path | Datastore

@@ -1,5 +1,6 @@
 """A store made from another: what it takes over, how it resumes after a kill, and how its parent is found again."""
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,15 @@ from nearlm.base.progress import Advance, Reporter
 from nearlm.store.datastore import Datastore
 from nearlm.store.layout import Layout
 from nearlm.store.manifest import Manifest, ModelInfo, ParentInfo, ShardInfo, Step
-from nearlm.store.writing import announce_needs, begin_or_resume, finish, portable_path, throw_away, writing
+from nearlm.store.writing import (
+    announce_needs,
+    begin_or_resume,
+    finish,
+    is_elsewhere,
+    portable_path,
+    throw_away,
+    writing,
+)
 
 BLOCK = 1 << 14  # records that are read, computed and written at a time
 Compute = Callable[[slice], Iterable[tuple[str, Array]]]
@@ -129,6 +138,8 @@ def open_parent(store: Datastore) -> Datastore:
     path = (store.path / parent.path).resolve()
     if not path.exists():
         raise StoreError(f"the parent of {store.path} is no longer at {path}; put it back or use `distances='store'`")
+    if is_elsewhere(path, store.path):
+        warnings.warn(f"opening the parent at {path}, as {store.path} says", stacklevel=3)
     opened = Datastore.open(path)
     if opened.checksum != parent.checksum:
         raise StoreError(f"{path} has changed since {store.path} was made from it; make that one again")

@@ -1,11 +1,14 @@
 """Every file name of a store's folder."""
 
-from pathlib import Path
+import re
+from pathlib import Path, PureWindowsPath
 
 import numpy as np
 
-from nearlm.base import ArrayFile, Columns, Job, OptionError
+from nearlm.base import ArrayFile, Columns, Job, OptionError, StoreError
 from nearlm.text import Segment
+
+KEY_DTYPES = ("float16", "float32")
 
 
 class Layout:
@@ -88,7 +91,9 @@ class IndexFiles:
         self.ranks_description = folder / "ranks.json"
 
     def data(self, name: str) -> "IndexData":
-        """Return the files of the index itself."""
+        """Return the files of the index itself; a name that no index has is refused."""
+        if not re.fullmatch(r"data-[0-9]+(-new)?", name):
+            raise StoreError(f"{self.folder} names a folder {name!r}, expected data-…; remove it and index again")
         return IndexData(self.folder / name)
 
     def all_data(self) -> list[Path]:
@@ -107,6 +112,12 @@ class IndexData:
         self.ids = folder / "ids.npy"
         self.codes = folder / "codes.npy"
         self.bias = folder / "bias.npy"
+
+    def names(self) -> set[str]:
+        """Return the names that its files can have, as seen from the index's folder."""
+        files = (self.faiss, self.transform, self.offsets, self.ids, self.codes, self.bias)
+        columns = (self.column(name, 0).path for name in ("values", "weights"))
+        return {f"{self.folder.name}/{path.name}" for path in (*files, *columns)}
 
     def column(self, name: str, records: int) -> ArrayFile:
         """Return the file of the records' `values` or `weights`."""
@@ -134,7 +145,12 @@ class NGramFiles:
         return ArrayFile(self.folder / f"{name}.npy", np.dtype(dtype), (length,))
 
 
+def is_plain(name: str) -> bool:
+    """Tell whether a name is that of something right in a folder, on any system."""
+    return name == PureWindowsPath(name).name == Path(name).name and bool(name) and not name.startswith(".")
+
+
 def _plain(option: str, name: str) -> str:
-    if not name or name != Path(name).name or name.startswith("."):
+    if not is_plain(name):
         raise OptionError(f"`{option}` is {name!r}, expected a plain name")
     return name

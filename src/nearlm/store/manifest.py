@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from nearlm.base import FileInfo, Json, StoreError, files, read_record, write_record
-from nearlm.store.layout import Layout
+from nearlm.base import FileInfo, Json, StoreError, check_names, files, read_record, write_record
+from nearlm.store.layout import KEY_DTYPES, Layout, is_plain
 
 FORMAT = 1
 
@@ -119,15 +120,48 @@ def read_manifest(folder: Path) -> Manifest:
         raise StoreError(f"{folder} does not exist; make a store with: {make}")
     if not folder.is_dir():
         raise StoreError(f"{folder} is a file, expected the folder of a store")
+    files.check_links(folder)
     if not layout.is_store:
         if layout.build_job.started:
             raise StoreError(f"{folder} is an unfinished build; finish it by repeating its `nearlm build` command")
         if layout.derive_job.started:
-            command = f"nearlm {layout.derive_job.plan()['command']}"
+            command = f"nearlm {layout.derive_job.plan().get('command', 'reduce or prune')}"
             raise StoreError(f"{folder} is unfinished; finish it by repeating its `{command}` command")
         name = layout.manifest.name
         raise StoreError(f"{folder} has no {name}, so it is not a store; expected a folder made by `nearlm build`")
     version = files.read_json(layout.manifest).get("format")
     if isinstance(version, int) and version > FORMAT:
         raise StoreError(f"{folder} has format {version}, this nearlm reads up to {FORMAT}; upgrade nearlm")
-    return read_record(Manifest, layout.manifest)
+    manifest = read_record(Manifest, layout.manifest)
+    _check(manifest, layout)
+    return manifest
+
+
+def _check(manifest: Manifest, layout: Layout) -> None:
+    """Refuse counts that do not add up, and any file that is none of this store's."""
+    parts: list[tuple[list[Any], str]] = [
+        (manifest.segments, "tokens"),
+        (manifest.segments, "documents"),
+        (manifest.shards, "records"),
+    ]
+    for several, name in parts:
+        counts = [getattr(part, name) for part in several]
+        if min(counts, default=0) < 1 or sum(counts) != getattr(manifest, name):
+            raise StoreError(f"{layout.manifest} has {name} that do not add up; restore it or build the store again")
+    if manifest.key_dtype not in KEY_DTYPES or min(manifest.dim, manifest.window, manifest.stride) < 1:
+        raise StoreError(f"{layout.manifest} describes keys or windows that cannot be; restore it or build again")
+    needed = _needed(manifest, layout)
+    optional = {layout.transform.name, layout.assign.name}
+    tokenizer = f"{layout.tokenizer.name}/"
+    own = {name for name in manifest.files if name.startswith(tokenizer) and is_plain(name.removeprefix(tokenizer))}
+    check_names(layout.manifest, manifest.files, needed | optional | own)
+    check_names(layout.manifest, needed, manifest.files)
+
+
+def _needed(manifest: Manifest, layout: Layout) -> set[str]:
+    """Return the names of the files that a store with this manifest has at least."""
+    key = (manifest.dim, manifest.key_dtype, manifest.weighted)
+    shards = [layout.shard(number, part.records, *key) for number, part in enumerate(manifest.shards)]
+    segments = [layout.segment(number) for number in range(len(manifest.segments))]
+    arrays = {file.path.name for columns in shards for file in columns.values()}
+    return arrays | {path.name for segment in segments for path in segment.files} | {layout.probe.name}

@@ -13,7 +13,7 @@ from nearlm.model.lm import LM, PROBE_TOKENS, AnyModel
 from nearlm.store.datastore import Datastore
 from nearlm.store.layout import Layout
 from nearlm.store.manifest import ModelInfo
-from nearlm.store.writing import portable_path
+from nearlm.store.writing import is_elsewhere, portable_path
 
 
 def load_lm(store: Datastore, model: AnyModel = None) -> LM:
@@ -40,12 +40,23 @@ def as_lm(store: Datastore, model: AnyModel) -> LM:
     if isinstance(model, LM):
         return model
     if model is None or isinstance(model, str | ModelSpec):
-        return LM.load(store.model_spec() if model is None else model, key_tap=store.manifest.key_tap)
+        spec = store.model_spec() if model is None else model
+        if isinstance(spec, ModelSpec):
+            _say_from_where(store, spec)
+        return LM.load(spec, key_tap=store.manifest.key_tap)
     if isinstance(model, nn.Module):
         return LM(model, store.tokenizer, key_tap=store.manifest.key_tap)
     raise OptionError(
         f"`model` is a {type(model).__name__}, expected a name, a ModelSpec, an LM or a transformers model"
     )
+
+
+def _say_from_where(store: Datastore, spec: ModelSpec) -> None:
+    """Say aloud that a model comes from a place that the store names, and that does not lie beside it."""
+    known = store.model_spec()
+    for place, noted in ((spec.model, known.model), (spec.adapter, known.adapter)):
+        if place and place == noted and is_elsewhere(Path(place), store.path):
+            warnings.warn(f"loading the model from {place}, as {store.path} says", stacklevel=4)
 
 
 def save_model(layout: Layout, job: Job, lm: LM, probe: Floats) -> dict[str, FileInfo]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nearlm.base import Json, OptionError, canonical_hash, check_at_least, to_json
+from nearlm.store.layout import KEY_DTYPES
 from nearlm.store.manifest import Manifest
 from nearlm.text import check_window
 
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 WINDOW = 512
 SHARD_RECORDS = 1 << 18
 BATCH_TOKENS = {"cpu": 2048, "cuda": 32768}
-KEY_DTYPES = ("float16", "float32")
 _MACHINE = ("append_to", "probe", "torch", "threads")
 
 

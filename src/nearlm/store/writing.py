@@ -20,6 +20,7 @@ def writing(folder: Path, job: Job) -> Iterator[None]:
     try:
         refuse_foreign(folder, job)
         folder.mkdir(parents=True, exist_ok=True)
+        files.check_links(folder)
         with files.lock(folder):
             yield
     except OSError as error:
@@ -96,6 +97,11 @@ def announce_needs(
 def portable_path(path: Path, folder: Path) -> str:
     """Return where something lies as seen from a store's folder, so that the two can be moved together."""
     return os.path.relpath(path.resolve(), folder.resolve())
+
+
+def is_elsewhere(path: Path, store: Path) -> bool:
+    """Tell whether an absolute path leads away from the folder that a store lies in, so that its user shall know."""
+    return path.is_absolute() and not path.is_relative_to(store.resolve().parent)
 
 
 def _is_inside(name: Any, folder: Path) -> bool:
