@@ -149,8 +149,9 @@ def test_tables_are_made_once_refused_when_stale_and_verified(tmp_path, lm, monk
     damaged = bytearray(path.read_bytes())
     damaged[-1] ^= 1
     path.write_bytes(damaged)
-    with pytest.raises(StoreError, match=r"counts-3.npy is damaged"):
-        verify_ngrams(grown)
+    for refuses in (verify_ngrams, NGrams.open):
+        with pytest.raises(StoreError, match=r"counts-3.npy is damaged"):
+            refuses(grown)
     path.write_bytes(damaged[:-4])
     with pytest.raises(StoreError, match="counts-3"):
         NGrams.open(grown)

@@ -8,7 +8,7 @@ import torch
 from examples import trace_for
 
 from calls import evaluate, load_knnlm, tune
-from nearlm.base.errors import OptionError
+from nearlm.base import OptionError, Reporter
 from nearlm.mixing import tuning
 from nearlm.mixing.equations import mix, perplexity
 from nearlm.mixing.traces import cache_text, trace_lm, trace_search
@@ -145,3 +145,18 @@ def test_a_trace_with_an_array_gone_is_made_again(lm, store, valid, monkeypatch,
     for path in (*tmp_path.glob("traces/lm-*/keys.npy"), *tmp_path.glob("traces/search-*/ids.npy")):
         path.unlink()
     np.testing.assert_array_equal(trace_for(lm, store, valid).log_p_knn(2.0), expected)
+
+
+@pytest.mark.parametrize("array", ["lm-*/logp.npy", "lm-*/keys.npy", "search-*/ids.npy", "search-*/distances.npy"])
+def test_a_damaged_trace_is_made_again_and_said_so(lm, store, valid, monkeypatch, tmp_path, capsys, array):
+    monkeypatch.setenv("NEARLM_CACHE", str(tmp_path))
+    expected = trace_for(lm, store, valid).log_p_knn(2.0)
+    (path,) = tmp_path.glob(f"traces/{array}")
+    data = path.read_bytes()
+    path.write_bytes(data[:-40] + bytes(40))
+    text = cache_text(str(valid), lm.tokenizer, store.reading())
+    traced = trace_lm(lm, text, store.reading(), Reporter())
+    made = trace_search(traced, Retriever(store), 128, Reporter())
+    np.testing.assert_array_equal(made.log_p_knn(2.0), expected)
+    assert path.read_bytes() == data
+    assert f"{path.name} is damaged (its checksum differs); computing that trace again" in capsys.readouterr().err

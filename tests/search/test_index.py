@@ -36,8 +36,9 @@ def test_index_json_says_what_was_measured(store):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(StoreError, match=r"codes\.npy"):
-        verify_index(store, "measured")
+    for refuses in (verify_index, open_index):
+        with pytest.raises(StoreError, match=r"codes\.npy is damaged"):
+            refuses(store, "measured")
     path.write_bytes(data[:-1])
     with pytest.raises(StoreError, match="cut"):
         open_index(store, "measured")

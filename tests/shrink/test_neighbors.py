@@ -37,6 +37,8 @@ def test_neighbours_are_searched_once_for_every_smaller_k(places, tmp_path, monk
     (folder / "neighbors.npy").write_bytes(data)
     with pytest.raises(StoreError, match=r"neighbors\.npy"):
         verify_neighbors(places, "default")
+    with pytest.raises(StoreError, match=r"neighbors\.npy is damaged .*; remove it and neighbors\.json beside it"):
+        prune_store(places, "merge", tmp_path / "damaged", neighbors=4, quiet=True)
 
 
 @pytest.mark.parametrize(("method", "name"), [("merge", "neighbors"), ("rank", "ranks")])

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from nearlm.base import QUIET, ArrayFile, Int32s, Ints, Job, Json, Reporter, StoreError, duration, files
 from nearlm.base.records import FileInfo, check_files, read_if_there, write_record
+from nearlm.base.verification import check_before_use
 from nearlm.mixing.ngram_groups import MAX_N, Group, count_group, plan_groups
 from nearlm.store import Datastore
 
@@ -66,6 +67,7 @@ class NGrams:
                 f"the n-gram tables are of an earlier state of {store.path}; "
                 "bring them up to date with nearlm gate, or Gate.train()"
             )
+        check_before_use(place.folder, info.files, _remedy(store))
         tables = {}
         for name, length in info.lengths.items():
             file = place.table(name, info.dtype, length)
@@ -115,7 +117,11 @@ def verify_ngrams(store: Datastore) -> None:
     place = store.layout.ngrams
     info = read_if_there(NGramInfo, place.description)
     if info is not None:
-        check_files(place.folder, info.files, f"remove {place.folder} and train the gate again", every_byte=True)
+        check_files(place.folder, info.files, _remedy(store), every_byte=True)
+
+
+def _remedy(store: Datastore) -> str:
+    return f"remove {store.layout.ngrams.folder} and train the gate again"
 
 
 class _Counting:

@@ -7,7 +7,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from nearlm.base import FileInfo, Floats, Reals, StoreError, check_files, files, read_record
+from nearlm.base import FileInfo, Floats, Reals, StoreError, check_before_use, check_files, files, read_record
 from nearlm.search.kinds import IndexSpec
 from nearlm.search.linear import principal_axes
 from nearlm.search.scan import Found, Lists, ListScan, can_scan, without_lists, write_lists
@@ -120,7 +120,7 @@ def open_index(store: Datastore, name: str = DEFAULT) -> tuple[SearchIndex, Inde
     info = read_index_info(store, name)
     if info.manifest != store.checksum:
         raise StoreError(f"index {name!r} is of an earlier state of {store.path}; bring it up to date with: {again}")
-    check_files(place.folder, info.files, f"remove {place.folder} and make the index again: {again}")
+    check_before_use(place.folder, info.files, f"remove {place.folder} and make the index again: {again}")
     return read_parts(place.data(info.data), info.spec), info
 
 

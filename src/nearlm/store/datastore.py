@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nearlm.base import Advance, Json, ModelError, StoreError, check_files, files, store_folder
+from nearlm.base import Advance, FileInfo, Json, ModelError, StoreError, check_files, files, store_folder
 from nearlm.base.arrays import ArrayFile, Doubles, Floats, Ints, Reals, ShardedArray
-from nearlm.store.layout import Layout
+from nearlm.base.verification import check_before_use
+from nearlm.store.layout import Layout, is_key_file
 from nearlm.store.manifest import Manifest, read_manifest
 from nearlm.store.settings import SearchSettings, read_defaults
 from nearlm.text import Framing, Reading
@@ -50,7 +51,7 @@ class Datastore:
         self._sources = functools.lru_cache(maxsize=8)(self._read_sources)
 
     def _open_arrays(self) -> None:
-        """Check the sizes of all files and the headers of all arrays, and map the arrays."""
+        """Check all files but the keys, and map the arrays."""
         manifest = self.manifest
         shards = [
             self.layout.shard(number, shard.records, self.dim, manifest.key_dtype, self.weighted)
@@ -67,7 +68,8 @@ class Datastore:
         for file in (*columns, *(file for arrays in segments for file in arrays), *assign, self._probe):
             file.check()
         check_files(self.path, manifest.files, _REMEDY)
-        self.keys = _open_all(shard["keys"] for shard in shards)
+        check_before_use(self.path, self._listed(keys=False), _REMEDY)
+        self._key_files = [shard["keys"] for shard in shards]
         self.values = _open_all(shard["values"] for shard in shards)
         self.origin = _open_all(shard["origin"] for shard in shards)
         self.weights = _open_all(shard["weights"] for shard in shards) if self.weighted else _ones(self.values)
@@ -75,11 +77,21 @@ class Datastore:
         self.tokens = _open_all(tokens for tokens, _ in segments)
         self._docs = [docs.open() for _, docs in segments]
 
+    def _listed(self, *, keys: bool) -> dict[str, FileInfo]:
+        return {name: file for name, file in self.manifest.files.items() if is_key_file(name) == keys}
+
+    @functools.cached_property
+    def keys(self) -> ShardedArray:
+        """The keys; searches in an index need none, so that these largest files are checked when they are asked for."""
+        check_before_use(self.path, self._listed(keys=True), _REMEDY)
+        return _open_all(iter(self._key_files))
+
     @classmethod
     def open(cls, path: "AnyStore") -> "Datastore":
         """Open a store by its folder or `cache:NAME`; one that is open is returned as it is.
 
-        Its manifest and its files' sizes and headers are checked, its data is not read.
+        Its manifest and its files' sizes and headers are checked each time, every byte of them before the first use
+        on this machine (`NEARLM_VERIFY`).
         """
         if isinstance(path, Datastore):
             return path
@@ -87,7 +99,7 @@ class Datastore:
         return cls(folder, read_manifest(folder))
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.values)
 
     def __repr__(self) -> str:
         keys = f"{len(self):,} records of {self.dim} {self.manifest.key_dtype}"
