@@ -12,6 +12,7 @@ from nearlm.search import kinds as index_module
 from nearlm.search.index import faiss_index, open_index, verify_index
 from nearlm.search.retriever import Retriever
 from nearlm.store.datastore import Datastore
+from synthetic import forge, put
 
 
 @pytest.mark.parametrize("kind", ["auto", "IVF16,PQ8x4", "flat"])
@@ -100,3 +101,44 @@ def test_nprobe_reaches_the_lists_below_a_transform(store, queries, monkeypatch)
     with pytest.raises(OptionError, match="has no lists"):
         build_index(store, "flat", name="exact", quiet=True)
         Retriever(store, "exact", nprobe=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "value"),
+    [
+        ("offsets", slice(None, None), 0),
+        ("offsets", 3, 10**6),
+        ("offsets", 0, 5),
+        ("offsets", 3, -1),
+        ("ids", 9, 10**6),
+        ("ids", 9, -1),
+        ("values", 9, 2**31 - 1),
+    ],
+)
+def test_an_index_that_leads_outside_is_refused(store, name, where, value):
+    build_index(store, "IVF16,SQ8", name="forged", nprobe=16, quiet=True)
+    place = store.layout.index("forged")
+    (array,) = place.folder.glob(f"data-*/{name}.npy")
+    before = array.read_bytes(), place.description.read_bytes()
+    forge(place.description, array, put(where, value))
+    with pytest.raises(StoreError, match=rf"{name}\.npy does not hold|ids\.npy has"):
+        open_index(store, "forged")
+    array.write_bytes(before[0])
+    place.description.write_bytes(before[1])
+
+
+def test_ids_that_faiss_makes_up_are_refused(store, queries):
+    build_index(store, "IVF4,Flat", name="liar", nprobe=4, quiet=True)
+    index, _ = open_index(store, "liar")
+    index.faiss.ntotal = 1
+    with pytest.raises(StoreError, match="returns record"):
+        index.search(queries[:, : store.dim], 1)
+
+
+def test_more_neighbours_than_memory_holds_are_refused(store, queries, monkeypatch):
+    build_index(store, "flat", name="many", quiet=True)
+    index, _ = open_index(store, "many")
+    monkeypatch.setattr("nearlm.search.index._MANY", 1)
+    monkeypatch.setattr("nearlm.search.index._FOUND_BYTES", 1 << 50)
+    with pytest.raises(OptionError, match="neighbours of 20 queries at a time need"):
+        index.search(queries, 9)

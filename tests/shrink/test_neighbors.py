@@ -12,6 +12,7 @@ from nearlm.base.errors import StoreError
 from nearlm.base.progress import Reporter
 from nearlm.shrink import neighbors as self_search
 from nearlm.shrink.neighbors import verify_neighbors
+from synthetic import forge, put
 
 
 def test_neighbours_are_searched_once_for_every_smaller_k(places, tmp_path, monkeypatch):
@@ -85,3 +86,12 @@ def test_the_search_goes_on_after_a_kill(places, tmp_path, monkeypatch):
     for name in ("keys", "weights", "origin"):
         np.testing.assert_array_equal(getattr(made, name)[:], getattr(expected, name)[:])
     assert not jobs.Job(places.path / "index" / "default", "neighbors").started
+
+
+@pytest.mark.parametrize("value", [300, -2, 2**31 - 1])
+def test_neighbours_that_are_no_records_are_refused(places, tmp_path, value):
+    prune_store(places, "merge", tmp_path / "made", keep=0.5, quiet=True)
+    folder = places.path / "index" / "default"
+    forge(folder / "neighbors.json", folder / "neighbors.npy", put((3, 1), value))
+    with pytest.raises(StoreError, match=r"neighbors\.npy does not hold ids of records"):
+        prune_store(places, "merge", tmp_path / "again", keep=0.6, quiet=True)

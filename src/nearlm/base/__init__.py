@@ -16,6 +16,7 @@ from nearlm.base.errors import (
 from nearlm.base.files import Json, canonical_hash
 from nearlm.base.jobs import Columns, Job, Pieces
 from nearlm.base.progress import QUIET, Advance, Rate, Reporter, duration, size
+from nearlm.base.ram import available_ram, check_ram
 from nearlm.base.records import FileInfo, check_files, from_json, read_if_there, read_record, to_json, write_record
 from nearlm.base.tables import line_up
 from nearlm.base.verification import check_before_use, check_that

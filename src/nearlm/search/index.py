@@ -7,11 +7,15 @@ from typing import Any
 import faiss
 import numpy as np
 
-from nearlm.base import FileInfo, Floats, Reals, StoreError, check_before_use, check_files, files, read_record
+from nearlm.base import FileInfo, Floats, Reals, StoreError, check_files, check_ram, check_that, files, read_record
+from nearlm.base.verification import check_before_use
 from nearlm.search.kinds import IndexSpec
 from nearlm.search.linear import principal_axes
 from nearlm.search.scan import Found, Lists, ListScan, can_scan, without_lists, write_lists
-from nearlm.store import DEFAULT, AnyStore, Datastore, IndexData, read_tuned
+from nearlm.store import DEFAULT, AnyStore, Datastore, IndexData, check_ids, check_places, check_tokens, read_tuned
+
+_MANY = 1 << 26  # neighbours
+_FOUND_BYTES = 24  # a distance and an id, and what is made of them
 
 
 @dataclass(frozen=True)
@@ -95,9 +99,13 @@ class SearchIndex:
         """
         x = self.transform_keys(queries)
         k = min(k, self.records)
+        if len(x) * k > _MANY:
+            check_ram(_FOUND_BYTES * len(x) * k, f"{k:,} neighbours of {len(x):,} queries at a time")
         if self.scan:
             return self.scan.search(x, k, self.nprobe or 1, ordered=ordered)
         found: Found = self.faiss.search(x, k)
+        if found[1].max(initial=-1) >= self.records:  # FAISS returns whatever ids its file holds
+            raise StoreError(f"the index returns record {found[1].max():,} of {self.records:,}; make it again")
         return found
 
     def add(self, keys: Floats) -> None:
@@ -120,8 +128,21 @@ def open_index(store: Datastore, name: str = DEFAULT) -> tuple[SearchIndex, Inde
     info = read_index_info(store, name)
     if info.manifest != store.checksum:
         raise StoreError(f"index {name!r} is of an earlier state of {store.path}; bring it up to date with: {again}")
-    check_before_use(place.folder, info.files, f"remove {place.folder} and make the index again: {again}")
+    remedy = f"remove {place.folder} and make the index again: {again}"
+    check_before_use(place.folder, info.files, remedy, lambda: _check_contents(store, place.data(info.data), info.spec))
     return read_parts(place.data(info.data), info.spec), info
+
+
+def _check_contents(store: Datastore, data: IndexData, spec: IndexSpec) -> None:
+    """Refuse an index that leads to records that are not there, or to tokens that no vocabulary has."""
+    index = read_parts(data, spec)
+    check_that(index.records == len(store), data.folder, f"the store's {len(store):,} records")
+    check_tokens(data.open_column("values", len(store)), data.column("values", len(store)).path)
+    if index.scan:
+        lists = index.scan.lists
+        check_places(lists.offsets, data.offsets, len(lists.ids), "where lists begin")
+        check_that(lists.offsets[0] == 0, data.offsets, "where lists begin")
+        check_ids(lists.ids, data.ids, 0, len(store), "ids of records")
 
 
 def faiss_index(store: AnyStore, name: str = DEFAULT) -> Any:

@@ -10,7 +10,7 @@ from nearlm.base.progress import QUIET, Reporter, duration, size
 from nearlm.base.records import FileInfo, read_if_there, to_json, write_record
 from nearlm.search.exact import measure
 from nearlm.search.index import IndexInfo, SearchIndex, empty_index, load_parts, read_parts, train_index, write_parts
-from nearlm.search.kinds import AUTO, IndexSpec, choose_index, sample_size
+from nearlm.search.kinds import AUTO, IndexSpec, check_numbers, choose_index, sample_size
 from nearlm.store import DEFAULT, AnyStore, Datastore, is_key_file
 
 BLOCK = 1 << 14
@@ -68,6 +68,7 @@ class _Indexer:
     def run(self, factory: str | None, nprobe: int | None) -> IndexInfo:
         """Train, fill, measure, and write `index.json` last."""
         if factory is None and self.done:  # what is there keeps its kind
+            check_numbers(f"{self.done.spec.factory},PCA{self.done.spec.pca or 1}", len(self.store))
             spec = self.done.spec.with_nprobe(nprobe)
         else:
             spec = choose_index(factory or AUTO, len(self.store), self.store.dim, nprobe)

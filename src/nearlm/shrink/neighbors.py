@@ -14,7 +14,7 @@ from nearlm.base import ArrayFile, Int32s, Ints, Job, Json, OptionError, Pieces,
 from nearlm.base.progress import Reporter, duration, size
 from nearlm.base.records import FileInfo, check_files, read_if_there, to_json, write_record
 from nearlm.search import PAPER_K, build_index, open_index, read_index_info
-from nearlm.store import Datastore
+from nearlm.store import Datastore, check_ids
 
 SEARCH_BLOCK = 1 << 13
 
@@ -68,7 +68,14 @@ def saved_neighbors(store: Datastore, name: str, k: int, reporter: Reporter) -> 
         if known and known.of == search.depends_on and known.k >= k and _file(search, known.k).sound:
             k = known.k
             array = search.place.neighbors
-            check_before_use(array.parent, {array.name: known.file}, _remedy(array))
+            kept = _file(search, k)
+            kept.check()
+            check_before_use(
+                array.parent,
+                {array.name: known.file},
+                _remedy(array),
+                lambda: check_ids(kept.open(), array, -1, len(store), "ids of records"),
+            )
         else:
             _search(search, k, reporter)
         return _file(search, k).open()

@@ -11,6 +11,7 @@ import numpy as np
 from nearlm.base import Advance, FileInfo, Json, ModelError, StoreError, check_files, files, store_folder
 from nearlm.base.arrays import ArrayFile, Doubles, Floats, Ints, Reals, ShardedArray
 from nearlm.base.verification import check_before_use
+from nearlm.store.contents import check_records, check_segment
 from nearlm.store.layout import Layout, is_key_file
 from nearlm.store.manifest import Manifest, read_manifest
 from nearlm.store.settings import SearchSettings, read_defaults
@@ -47,8 +48,8 @@ class Datastore:
         self.query_dim = manifest.query_dim or manifest.dim  # that of the LM's, of a query before `project`
         self.weighted = manifest.weighted  # whether records stand for more than themselves
         self.bytes = sum(file.bytes for file in manifest.files.values())
-        self._open_arrays()
         self._sources = functools.lru_cache(maxsize=8)(self._read_sources)
+        self._open_arrays()
 
     def _open_arrays(self) -> None:
         """Check all files but the keys, and map the arrays."""
@@ -68,7 +69,6 @@ class Datastore:
         for file in (*columns, *(file for arrays in segments for file in arrays), *assign, self._probe):
             file.check()
         check_files(self.path, manifest.files, _REMEDY)
-        check_before_use(self.path, self._listed(keys=False), _REMEDY)
         self._key_files = [shard["keys"] for shard in shards]
         self.values = _open_all(shard["values"] for shard in shards)
         self.origin = _open_all(shard["origin"] for shard in shards)
@@ -76,6 +76,12 @@ class Datastore:
         self.assign = assign[0].open() if assign else None
         self.tokens = _open_all(tokens for tokens, _ in segments)
         self._docs = [docs.open() for _, docs in segments]
+        check_before_use(self.path, self._listed(keys=False), _REMEDY, self._check_contents)
+
+    def _check_contents(self) -> None:
+        check_records(self)
+        for number, docs in enumerate(self._docs):
+            check_segment(self, number, docs, self._sources(number))
 
     def _listed(self, *, keys: bool) -> dict[str, FileInfo]:
         return {name: file for name, file in self.manifest.files.items() if is_key_file(name) == keys}

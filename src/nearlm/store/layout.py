@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nearlm.base import ArrayFile, Columns, Job, OptionError
+from nearlm.base import ArrayFile, Columns, Int32s, Job, OptionError
 from nearlm.text import Segment
 
 
@@ -111,6 +111,12 @@ class IndexData:
     def column(self, name: str, records: int) -> ArrayFile:
         """Return the file of the records' `values` or `weights`."""
         return ArrayFile(self.folder / f"{name}.npy", np.dtype("int32"), (records,))
+
+    def open_column(self, name: str, records: int) -> Int32s:
+        """Map the records' `values` or `weights`."""
+        file = self.column(name, records)
+        file.check()
+        return file.open()
 
 
 class GateFiles:
