@@ -9,10 +9,10 @@ import pytest
 from calls import build_index
 from nearlm.base.errors import OptionError, StoreError
 from nearlm.search import kinds as index_module
-from nearlm.search.index import faiss_index, open_index, verify_index
+from nearlm.search.index import faiss_index, open_index, read_settings, verify_index, write_settings
 from nearlm.search.retriever import Retriever
-from nearlm.store.datastore import Datastore
-from synthetic import forge, put
+from nearlm.store import Datastore, Tuned, write_tuned
+from synthetic import forge, put, skewed_store
 
 
 @pytest.mark.parametrize("kind", ["auto", "IVF16,PQ8x4", "flat"])
@@ -142,3 +142,36 @@ def test_more_neighbours_than_memory_holds_are_refused(store, queries, monkeypat
     monkeypatch.setattr("nearlm.search.index._FOUND_BYTES", 1 << 50)
     with pytest.raises(OptionError, match="neighbours of 20 queries at a time need"):
         index.search(queries, 9)
+
+
+@pytest.fixture
+def tuned(tmp_path):
+    """A store of its own with an index, and settings that were tuned for it."""
+    made = skewed_store(tmp_path / "store")
+    info = build_index(made, "IVF8,SQ8", nprobe=4, quiet=True)
+    write_settings(made, Tuned(index="default", lam=0.4, knn_temperature=2.0, k=16, nprobe=4, index_hash=info.hash))
+    return made
+
+
+def test_settings_belong_to_their_index(tuned):
+    assert read_settings(tuned, "default").lam == 0.4
+    kept = tuned.layout.index("default").settings.read_bytes()
+    build_index(tuned, "flat", quiet=True)
+    assert read_settings(tuned, "default") is None
+    tuned.layout.index("default").settings.write_bytes(kept)  # as if `tune` had not noticed
+    for refuses in (read_settings, verify_index):
+        with pytest.raises(StoreError, match=r"settings\.json was tuned for another index .*; tune it: nearlm tune"):
+            refuses(tuned, "default")
+
+
+def test_an_index_that_is_remade_while_it_is_tuned_does_not_get_the_settings(tuned):
+    slow = read_settings(tuned, "default")
+    build_index(tuned, "IVF8,SQ8", nprobe=2, quiet=True)
+    with pytest.raises(StoreError, match=r"index 'default' of .* was remade while it was tuned; tune it: nearlm tune"):
+        write_settings(tuned, slow)
+    assert read_settings(tuned, "default") is None
+
+
+def test_settings_that_do_not_name_their_index_are_read_as_they_are(tuned):
+    write_tuned(tuned.layout, Tuned(index="default", lam=0.7))
+    assert read_settings(tuned, "default").lam == 0.7

@@ -7,6 +7,7 @@ from nearlm.base.errors import (
     MissingExtraError,
     ModelError,
     NearLMError,
+    NearLMWarning,
     OptionError,
     StoreError,
     TextError,

@@ -263,4 +263,6 @@ def verify_gate(store: Datastore, name: str) -> GateInfo:
     info = read_record(GateInfo, place.description)
     remedy = f"remove {place.folder} and train the gate again"
     check_files(place.folder, info.files, remedy, every_byte=True)
+    if info.shape.counts and not store.layout.ngrams.description.exists():
+        raise StoreError(f"{store.layout.ngrams.description} is missing, which gate {name!r} looks up; {remedy}")
     return info

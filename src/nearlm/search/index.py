@@ -7,12 +7,14 @@ from typing import Any
 import faiss
 import numpy as np
 
-from nearlm.base import FileInfo, Floats, Reals, StoreError, check_files, check_ram, check_that, files, read_record
+from nearlm.base import FileInfo, Floats, Reals, StoreError, canonical_hash, check_files, check_ram, check_that, files
+from nearlm.base.records import read_record, to_json
 from nearlm.base.verification import check_before_use
 from nearlm.search.kinds import IndexSpec
 from nearlm.search.linear import principal_axes
 from nearlm.search.scan import Found, Lists, ListScan, can_scan, without_lists, write_lists
-from nearlm.store import DEFAULT, AnyStore, Datastore, IndexData, check_ids, check_places, check_tokens, read_tuned
+from nearlm.store import DEFAULT, AnyStore, Datastore, IndexData, Tuned, read_tuned, write_tuned
+from nearlm.store.contents import check_ids, check_places, check_tokens
 
 _MANY = 1 << 26  # neighbours
 _FOUND_BYTES = 24  # a distance and an id, and what is made of them
@@ -45,11 +47,17 @@ class IndexInfo(Measurement):
     files: dict[str, FileInfo]
     bytes_per_record: float
     build_seconds: float
+    trained_shards: int | None = None
 
     def __repr__(self) -> str:
         size = f"{self.records:,} records, {self.bytes_per_record:g} bytes each"
         found = f"recall@{self.recall_at} {self.recall:.3f}, {self.queries_per_second:,.0f} queries/s"
         return f"IndexInfo({self.factory}: {self.spec.factory}, {size}; {found})"
+
+    @property
+    def hash(self) -> str:
+        """What tells its distances from those of another index: its kind, and the keys that it was trained on."""
+        return canonical_hash({"spec": to_json(self.spec), "keys": self.shards[: self.trained_shards]})
 
     @property
     def bytes(self) -> int:
@@ -145,6 +153,28 @@ def _check_contents(store: Datastore, data: IndexData, spec: IndexSpec) -> None:
         check_ids(lists.ids, data.ids, 0, len(store), "ids of records")
 
 
+def read_settings(store: Datastore, name: str) -> Tuned | None:
+    """Read what was tuned for an index, None if nothing was; what was tuned for another of its name is refused."""
+    tuned = read_tuned(store.layout, name)
+    if tuned and tuned.index_hash and name in store.indexes and tuned.index_hash != read_index_info(store, name).hash:
+        path = store.layout.index(name).settings
+        raise StoreError(f"{path} was tuned for another index than {name!r} is now; {tune_again(store, name)}")
+    return tuned
+
+
+def write_settings(store: Datastore, tuned: Tuned) -> None:
+    """Keep what was tuned for an index with it, unless that has become another meanwhile."""
+    name = tuned.index or DEFAULT
+    if read_index_info(store, name).hash != tuned.index_hash:
+        raise StoreError(f"index {name!r} of {store.path} was remade while it was tuned; {tune_again(store, name)}")
+    write_tuned(store.layout, tuned)
+
+
+def tune_again(store: Datastore, name: str) -> str:
+    """Say how to tune an index."""
+    return f"tune it: nearlm tune {store.path} `text=…`{'' if name == DEFAULT else f' `index={name!r}`'}, or tune()"
+
+
 def faiss_index(store: AnyStore, name: str = DEFAULT) -> Any:
     """Return an index as plain FAISS in memory, for other tools; its queries are like the stored keys.
 
@@ -165,7 +195,7 @@ def verify_index(store: Datastore, name: str) -> None:
     place = store.layout.index(name)
     info = read_index_info(store, name)
     check_files(place.folder, info.files, f"remove {place.folder} and index again", every_byte=True)
-    read_tuned(store.layout, name)
+    read_settings(store, name)
 
 
 def gpus() -> int:

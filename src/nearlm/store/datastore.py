@@ -272,6 +272,7 @@ class Datastore:
         """Read every byte and refuse the first file that is not as it was written."""
         read_manifest(self.path)
         read_defaults(self.layout)
+        self.layout.check_described()
         check_files(self.path, self.manifest.files, _REMEDY, every_byte=True, advance=advance)
 
     def _read_sources(self, segment: int) -> list[str]:
