@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nearlm.base import ArrayFile, FileInfo, files
+from nearlm.base import ArrayFile, FileInfo, files, to_json
 from nearlm.store import Datastore, Layout
 from nearlm.store.manifest import FORMAT, Manifest, ModelInfo, SegmentInfo, ShardInfo, TokenizerInfo, write_manifest
 
@@ -70,3 +70,23 @@ def skewed_store(folder: Path) -> Datastore:
     mixing = rng.normal(0, 1, (12, 12)) * np.geomspace(1, 0.05, 12)[:, None]
     keys = (rng.normal(0, 1, (500, 12)) @ mixing + 3).astype(np.float16)
     return make_store(folder, keys, rng.integers(0, 9, 500), shard=200)
+
+
+def forge(description: Path, array: Path, change: Callable[[np.ndarray], None]) -> None:
+    """Change an array as somebody would who also corrects the checksums of it in the JSON that lists it."""
+    data = np.load(array)
+    change(data)
+    array.write_bytes(files.npy_header(data.dtype, data.shape) + data.tobytes())
+    noted = files.read_stamped(description)
+    name = array.relative_to(description.parent).as_posix()
+    info = to_json(FileInfo.of(array))
+    if "files" in noted:
+        noted["files"][name] = info
+    else:
+        noted["file"] = info
+    files.write_stamped(description, noted)
+
+
+def put(where: object, value: int) -> Callable[[np.ndarray], None]:
+    """Return what puts a number somewhere in an array."""
+    return lambda data: data.__setitem__(where, value)

@@ -19,6 +19,10 @@ def test_from_a_store_to_a_continuation(nearlm, text_store, monkeypatch):
     assert code == 2 and "nearlm index" in err and err.count("\n") == 1
     code, out, _ = nearlm("index", text_store, "--json", "-q")
     assert code == 0 and json.loads(out)["recall"] == 1.0
+    code, out, err = nearlm("eval", text_store, valid)
+    assert code == 0 and "nearlm: warning: index 'default' is not tuned, using λ=0.25 and T=1; tune it: nearlm" in err
+    assert nearlm("eval", text_store, valid, "-q")[2] == ""
+    assert "index 'default' is not tuned" in nearlm("verify", text_store)[2]
     code, out, _ = nearlm("tune", text_store, "--text", valid, "-q")
     assert code == 0 and "kept with the index" in out and "the paper's T=1" in out
     code, out, _ = nearlm("eval", text_store, "--text", valid, "-q", "--json")

@@ -118,6 +118,20 @@ def test_verify_names_the_damaged_file(nearlm, tmp_path, model_folder, text_fold
     assert "values-00000.npy" in result[2]
 
 
+def test_a_damaged_file_is_not_used_unless_told_to(nearlm, tmp_path, store, monkeypatch):
+    monkeypatch.setenv("NEARLM_VERIFY", "first")  # as it will be again after this test
+    copied = tmp_path / "copied"
+    shutil.copytree(store, copied)
+    path = copied / "values-00000.npy"
+    data = path.read_bytes()
+    path.write_bytes(data[:-4] + bytes([data[-4] ^ 1]) + data[-3:])
+    code, out, said = nearlm("info", copied, "--record", 0)
+    assert (code, out) == (2, "") and "values-00000.npy is damaged" in said
+    assert nearlm("info", copied, "--record", 0, "--verify", "never")[0] == 0
+    assert nearlm("info", copied, "--record", 0, "--verify", "always")[0] == 2
+    assert nearlm("info", copied, "--verify", "perhaps")[0] == 2
+
+
 def test_stores_in_the_cache_have_names(nearlm, tmp_path, monkeypatch, store):
     monkeypatch.setenv("NEARLM_CACHE", str(tmp_path))
     (tmp_path / "stores").mkdir()

@@ -89,11 +89,11 @@ def test_score_attach_and_evaluate_agree(lm, store, test_text):
     assert total <= scores.logp.sum() + 1e-4
 
 
-def test_evaluation_writes_nothing_into_the_cache(lm, store, test_text, monkeypatch, tmp_path):
+def test_evaluation_writes_no_traces_into_the_cache(lm, store, test_text, monkeypatch, tmp_path):
     monkeypatch.setenv("NEARLM_CACHE", str(tmp_path / "cache"))
     for options in ({"knn": False}, {"index": "flat"}):
         assert evaluate(load_knnlm(store, lm, **options), str(test_text)).tokens > 0
-    assert not (tmp_path / "cache").exists()
+    assert {path.name for path in tmp_path.glob("cache/*")} <= {"verified"}  # which files were found sound
 
 
 def predicted_by_hand(tokenizer, texts, bos, pack):

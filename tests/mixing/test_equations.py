@@ -78,3 +78,10 @@ def test_a_weight_is_not_divided_by_the_temperature():
 
 def test_perplexity_is_the_exponential_of_the_mean():
     assert perplexity(np.log([0.5, 0.125])) == pytest.approx(4.0)
+
+
+def test_a_token_that_the_model_does_not_know_is_left_out():
+    distances = np.zeros((1, 3), np.float32)
+    tokens = np.array([[0, 2**31 - 1, 4]], np.int32)
+    np.testing.assert_allclose(np.exp(log_p_knn_vocabulary(distances, tokens, 4)), [[1 / 3, 0, 0, 0]])
+    assert log_p_knn(distances, tokens, np.zeros(1, np.int32)) == pytest.approx(np.log(1 / 3))

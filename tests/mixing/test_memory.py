@@ -1,9 +1,11 @@
 """Which settings a memory gets: what is given, what the gate or tuning found, the store's defaults, the usual."""
 
+import warnings
+
 import numpy as np
 import pytest
 
-from nearlm.base import OptionError
+from nearlm.base import NearLMWarning, OptionError
 from nearlm.mixing import Memory
 from nearlm.mixing.equations import log_p_knn, log_p_knn_vocabulary
 from nearlm.search import Retriever
@@ -108,3 +110,17 @@ def test_probabilities_are_those_of_the_neighbours_at_its_temperature(opened, lm
     expected = log_p_knn_vocabulary(near.distances, near.tokens, lm.vocab_size, 2.5)
     np.testing.assert_allclose(whole, expected, rtol=1e-12)
     np.testing.assert_allclose(np.exp(whole).sum(1), 1.0, rtol=1e-6)
+
+
+def test_usual_settings_are_not_used_without_a_word(opened):
+    settings = SearchSettings(index="flat")
+    with pytest.warns(
+        NearLMWarning, match="index 'flat' is not tuned, using λ=0.25 and T=1; tune it: nearlm tune .*flat"
+    ):
+        assert Memory.open(opened, settings).lam == 0.25
+    with pytest.warns(NearLMWarning, match="using T=1;"):
+        Memory.open(opened, SearchSettings(index="flat", lam=0.5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Memory.open(opened, SearchSettings(index="flat", lam=0.5, knn_temperature=2.0))
+        Memory.open(opened)

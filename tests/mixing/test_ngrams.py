@@ -18,6 +18,7 @@ from nearlm.base.errors import StoreError
 from nearlm.mixing import ngrams
 from nearlm.mixing.ngrams import NGrams, build_ngrams, last_tokens, verify_ngrams
 from nearlm.store import Layout
+from synthetic import forge, put, skewed_store
 from tiny import make_text
 
 
@@ -160,9 +161,31 @@ def test_tables_are_made_once_refused_when_stale_and_verified(tmp_path, lm, monk
     damaged = bytearray(path.read_bytes())
     damaged[-1] ^= 1
     path.write_bytes(damaged)
-    with pytest.raises(StoreError, match=r"counts-3.npy is damaged"):
-        verify_ngrams(grown)
+    for refuses in (verify_ngrams, NGrams.open):
+        with pytest.raises(StoreError, match=r"counts-3.npy is damaged"):
+            refuses(grown)
     path.write_bytes(damaged[:-4])
     with pytest.raises(StoreError, match="counts-3"):
         NGrams.open(grown)
     assert json.loads((grown.layout.ngrams.folder / "ngrams.json").read_text())["tokens"] == len(stream)
+
+
+@pytest.mark.parametrize(("name", "value"), [("starts-1", 10**6), ("starts-2", -1), ("starts-3", 10**6)])
+def test_tables_that_lead_outside_each_other_are_refused(tmp_path, name, value):
+    store = skewed_store(tmp_path / "store")
+    build_ngrams(store)
+    place = store.layout.ngrams
+    forge(place.description, place.folder / f"{name}.npy", put(2, value))
+    with pytest.raises(StoreError, match=rf"{name}\.npy does not hold where n-grams begin"):
+        NGrams.open(store)
+
+
+def test_tables_of_lengths_that_do_not_fit_are_refused(tmp_path):
+    store = skewed_store(tmp_path / "store")
+    build_ngrams(store)
+    place = store.layout.ngrams
+    noted = files.read_stamped(place.description)
+    noted["lengths"]["counts-1"] += 1
+    files.write_stamped(place.description, noted)
+    with pytest.raises(StoreError, match=r"ngrams\.json does not hold lengths that fit together"):
+        NGrams.open(store)

@@ -10,8 +10,7 @@ import torch
 from examples import trace_for
 
 from calls import evaluate, load_knnlm, tune
-from nearlm.base import QUIET, Job, Reporter, files
-from nearlm.base.errors import OptionError
+from nearlm.base import QUIET, Job, OptionError, Reporter, files
 from nearlm.mixing import traces, tuning
 from nearlm.mixing.equations import mix, perplexity
 from nearlm.mixing.traces import cache_text, trace_lm, trace_search
@@ -189,3 +188,18 @@ def test_what_a_kill_at_the_very_end_left_is_removed(lm, store, valid, monkeypat
         job.begin({})
     trace_for(lm, store, valid)
     assert left and not any(job.folder.exists() for job in left)
+
+
+@pytest.mark.parametrize("array", ["lm-*/logp.npy", "lm-*/keys.npy", "search-*/ids.npy", "search-*/distances.npy"])
+def test_a_damaged_trace_is_made_again_and_said_so(lm, store, valid, monkeypatch, tmp_path, capsys, array):
+    monkeypatch.setenv("NEARLM_CACHE", str(tmp_path))
+    expected = trace_for(lm, store, valid).log_p_knn(2.0)
+    (path,) = tmp_path.glob(f"traces/{array}")
+    data = path.read_bytes()
+    path.write_bytes(data[:-40] + bytes(40))
+    text = cache_text(str(valid), lm.tokenizer, store.reading())
+    traced = trace_lm(lm, text, store.reading(), Reporter())
+    made = trace_search(traced, Retriever(store), 128, Reporter())
+    np.testing.assert_array_equal(made.log_p_knn(2.0), expected)
+    assert path.read_bytes() == data
+    assert f"{path.name} is damaged (its checksum differs); computing that trace again" in capsys.readouterr().err

@@ -12,9 +12,10 @@ from nearlm.base import files
 from nearlm.base.errors import OptionError, StoreError
 from nearlm.base.records import FileInfo
 from nearlm.search import kinds as index_module
-from nearlm.search.index import faiss_index, open_index, verify_index
+from nearlm.search.index import faiss_index, open_index, read_settings, verify_index, write_settings
 from nearlm.search.retriever import Retriever
-from nearlm.store.datastore import Datastore
+from nearlm.store import Datastore, Tuned, write_tuned
+from synthetic import forge, put, skewed_store
 
 
 @pytest.mark.parametrize("kind", ["auto", "IVF16,PQ8x4", "flat"])
@@ -39,8 +40,9 @@ def test_index_json_says_what_was_measured(store):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(StoreError, match=r"codes\.npy"):
-        verify_index(store, "measured")
+    for refuses in (verify_index, open_index):
+        with pytest.raises(StoreError, match=r"codes\.npy is damaged"):
+            refuses(store, "measured")
     path.write_bytes(data[:-1])
     with pytest.raises(StoreError, match="cut"):
         open_index(store, "measured")
@@ -180,3 +182,77 @@ def test_an_index_of_fewer_records_than_the_store_is_refused(indexed):
     files.write_stamped(description, {**known, "records": known["records"] - 1})
     with pytest.raises(StoreError, match=r"index 'default' has .* records"):
         open_index(store)
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "value"),
+    [
+        ("offsets", slice(None, None), 0),
+        ("offsets", 3, 10**6),
+        ("offsets", 0, 5),
+        ("offsets", 3, -1),
+        ("ids", 9, 10**6),
+        ("ids", 9, -1),
+        ("values", 9, 2**31 - 1),
+    ],
+)
+def test_an_index_that_leads_outside_is_refused(store, name, where, value):
+    build_index(store, "IVF16,SQ8", name="forged", nprobe=16, quiet=True)
+    place = store.layout.index("forged")
+    (array,) = place.folder.glob(f"data-*/{name}.npy")
+    before = array.read_bytes(), place.description.read_bytes()
+    forge(place.description, array, put(where, value))
+    with pytest.raises(StoreError, match=rf"{name}\.npy does not hold|ids\.npy has"):
+        open_index(store, "forged")
+    array.write_bytes(before[0])
+    place.description.write_bytes(before[1])
+
+
+def test_ids_that_faiss_makes_up_are_refused(store, queries):
+    build_index(store, "IVF4,Flat", name="liar", nprobe=4, quiet=True)
+    index, _ = open_index(store, "liar")
+    index.faiss.ntotal = 1
+    with pytest.raises(StoreError, match="returns record"):
+        index.search(queries[:, : store.dim], 1)
+
+
+def test_more_neighbours_than_memory_holds_are_refused(store, queries, monkeypatch):
+    build_index(store, "flat", name="many", quiet=True)
+    index, _ = open_index(store, "many")
+    monkeypatch.setattr("nearlm.search.index._MANY", 1)
+    monkeypatch.setattr("nearlm.search.index._FOUND_BYTES", 1 << 50)
+    with pytest.raises(OptionError, match="neighbours of 20 queries at a time need"):
+        index.search(queries, 9)
+
+
+@pytest.fixture
+def tuned(tmp_path):
+    """A store of its own with an index, and settings that were tuned for it."""
+    made = skewed_store(tmp_path / "store")
+    info = build_index(made, "IVF8,SQ8", nprobe=4, quiet=True)
+    write_settings(made, Tuned(index="default", lam=0.4, knn_temperature=2.0, k=16, nprobe=4, index_hash=info.hash))
+    return made
+
+
+def test_settings_belong_to_their_index(tuned):
+    assert read_settings(tuned, "default").lam == 0.4
+    kept = tuned.layout.index("default").settings.read_bytes()
+    build_index(tuned, "flat", quiet=True)
+    assert read_settings(tuned, "default") is None
+    tuned.layout.index("default").settings.write_bytes(kept)  # as if `tune` had not noticed
+    for refuses in (read_settings, verify_index):
+        with pytest.raises(StoreError, match=r"settings\.json was tuned for another index .*; tune it: nearlm tune"):
+            refuses(tuned, "default")
+
+
+def test_an_index_that_is_remade_while_it_is_tuned_does_not_get_the_settings(tuned):
+    slow = read_settings(tuned, "default")
+    build_index(tuned, "IVF8,SQ8", nprobe=2, quiet=True)
+    with pytest.raises(StoreError, match=r"index 'default' of .* was remade while it was tuned; tune it: nearlm tune"):
+        write_settings(tuned, slow)
+    assert read_settings(tuned, "default") is None
+
+
+def test_settings_that_do_not_name_their_index_are_read_as_they_are(tuned):
+    write_tuned(tuned.layout, Tuned(index="default", lam=0.7))
+    assert read_settings(tuned, "default").lam == 0.7

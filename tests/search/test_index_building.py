@@ -7,8 +7,10 @@ from calls import build, build_index
 from nearlm.base import files
 from nearlm.base.errors import StoreError
 from nearlm.search import index_building as indexing
-from nearlm.search.index import open_index
+from nearlm.search.index import open_index, read_settings
 from nearlm.search.retriever import Retriever
+from nearlm.store import Tuned, write_tuned
+from synthetic import skewed_store
 from tiny import make_text
 
 
@@ -63,3 +65,32 @@ def test_another_kind_under_the_same_name_drops_what_was_tuned_for_the_old_one(s
     assert build_index(store, name="again", quiet=True).spec.factory == "IVF16,SQ8" and settings.exists()
     assert build_index(store, "flat", name="again", quiet=True).spec.factory == "Flat" and not settings.exists()
     assert Retriever(store, "again").search(store.keys[:1].astype(np.float32), 1).ids.tolist() == [[0]]
+
+
+def test_an_index_that_cannot_be_read_is_not_made_again_as_another_kind(tmp_path, capsys):
+    made = skewed_store(tmp_path / "store")
+    info = build_index(made, "IVF8,SQ8", nprobe=4, quiet=True)
+    place = made.layout.index("default")
+    write_tuned(made.layout, Tuned(index="default", lam=0.4, index_hash=info.hash))
+    place.description.write_bytes(place.description.read_bytes()[:-9])
+    with pytest.raises(StoreError, match=r"index\.json .* say of which kind: `factory='auto'`"):
+        build_index(made, quiet=True)
+    assert build_index(made, "IVF8,SQ8", nprobe=4, quiet=True).hash == info.hash
+    assert place.settings.exists(), "the same kind of the same keys"
+    place.description.write_bytes(place.description.read_bytes()[:-9])
+    build_index(made, "flat")
+    assert not place.settings.exists()
+    assert "λ, T and k of index 'default' were tuned for another and are removed; tune it" in capsys.readouterr().err
+
+
+def test_what_was_tuned_stays_when_an_index_grows(lm, tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.txt").write_text(make_text(300, seed=len(name)))
+    made = build(lm, str(tmp_path / "one.txt"), tmp_path / "store", window=64, quiet=True)
+    info = build_index(made, "IVF8,SQ8", nprobe=4, quiet=True)
+    write_tuned(made.layout, Tuned(index="default", lam=0.4, index_hash=info.hash))
+    grown = build(lm, str(tmp_path / "two.txt"), tmp_path / "store", append=True, quiet=True)
+    assert build_index(grown, quiet=True).hash == info.hash
+    assert read_settings(grown, "default").lam == 0.4
+    assert build_index(grown, nprobe=2, quiet=True).hash != info.hash
+    assert read_settings(grown, "default") is None

@@ -48,3 +48,13 @@ def test_the_automatic_index_scans_whitened_keys(store, queries, monkeypatch):
     np.testing.assert_array_equal(retriever.search(queries, 30).ids, most.ids[:, :30])
     unordered = retriever.search(queries, 60, ordered=False)
     np.testing.assert_array_equal(np.sort(unordered.ids), np.sort(most.ids))
+
+
+@pytest.mark.parametrize(
+    "factory",
+    ["IVF99999999,SQ8", "IVF64M,SQ8", "PQ8x24", "IVF4,PQ8x24", "IMI2x12,Flat", "HNSW99999999", "PCA1000000,Flat"],
+)
+def test_absurd_numbers_are_refused_before_faiss_makes_room_for_them(factory, monkeypatch):
+    monkeypatch.setattr(index_module.faiss, "index_factory", lambda *_: pytest.fail("FAISS was asked"))
+    with pytest.raises(OptionError, match=f"`factory='{factory}'` asks for "):
+        choose_index(factory, 10_000, 64)

@@ -14,6 +14,7 @@ from nearlm.base.progress import QUIET, Reporter
 from nearlm.shrink import neighbors as self_search
 from nearlm.shrink.neighbors import verify_neighbors
 from nearlm.store import Datastore
+from synthetic import forge, put
 
 
 def test_neighbours_are_searched_once_for_every_smaller_k(places, tmp_path, monkeypatch):
@@ -39,6 +40,8 @@ def test_neighbours_are_searched_once_for_every_smaller_k(places, tmp_path, monk
     (folder / "neighbors.npy").write_bytes(data)
     with pytest.raises(StoreError, match=r"neighbors\.npy"):
         verify_neighbors(places, "default")
+    with pytest.raises(StoreError, match=r"neighbors\.npy is damaged .*; remove it and neighbors\.json beside it"):
+        prune_store(places, "merge", tmp_path / "damaged", neighbors=4, quiet=True)
 
 
 @pytest.mark.parametrize(("method", "name"), [("merge", "neighbors"), ("rank", "ranks")])
@@ -98,3 +101,12 @@ def test_what_a_kill_at_the_very_end_left_is_removed(places, tmp_path, monkeypat
     assert folder.exists()
     self_search.saved_neighbors(store, "default", 3, QUIET)
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("value", [300, -2, 2**31 - 1])
+def test_neighbours_that_are_no_records_are_refused(places, tmp_path, value):
+    prune_store(places, "merge", tmp_path / "made", keep=0.5, quiet=True)
+    folder = places.path / "index" / "default"
+    forge(folder / "neighbors.json", folder / "neighbors.npy", put((3, 1), value))
+    with pytest.raises(StoreError, match=r"neighbors\.npy does not hold ids of records"):
+        prune_store(places, "merge", tmp_path / "again", keep=0.6, quiet=True)

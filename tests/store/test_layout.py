@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nearlm.base import OptionError
+from nearlm.base import Job, OptionError, StoreError
 from nearlm.store import Layout, is_key_file, is_record_file
 
 
@@ -66,3 +66,19 @@ def test_what_a_build_may_have_written_is_nothing_of_the_users(tmp_path):
     for name in (*ours, "mine.npy", "keys.txt", "defaults.json"):
         (tmp_path / name).touch()
     assert sorted(path.name for path in Layout(tmp_path).of_a_build()) == sorted(ours)
+
+
+@pytest.mark.parametrize(
+    ("kept", "gone"), [("index/a/settings.json", "index.json"), ("gate/b/gate.safetensors", "gate.json")]
+)
+def test_what_describes_a_part_is_missed(tmp_path, kept, gone):
+    path = tmp_path / kept
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"")
+    with pytest.raises(StoreError, match=f"{gone} is missing"):
+        Layout(tmp_path).check_described()
+    Job(path.parent, "made").begin({})
+    Layout(tmp_path).check_described()  # one that is made anew has none yet
+    Job(path.parent, "made").close()
+    path.with_name(gone).write_bytes(b"")
+    Layout(tmp_path).check_described()

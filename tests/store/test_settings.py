@@ -111,3 +111,11 @@ def test_a_wrong_type_is_refused_by_name(layout, name):
     files.write_stamped(layout.defaults, {name: ["nonsense"]})
     with pytest.raises(StoreError, match=rf"defaults\.json is not as .*{name}"):
         read_defaults(layout)
+
+
+def test_the_defaults_of_an_optimized_store_are_not_missed_silently(layout):
+    layout.optimized.write_text("{}")
+    with pytest.raises(StoreError, match=r"defaults\.json is missing.*optimize\.json"):
+        read_defaults(layout)
+    write_defaults(layout, SearchSettings(index="default"))
+    assert read_defaults(layout) == SearchSettings(index="default")

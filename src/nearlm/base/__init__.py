@@ -7,6 +7,7 @@ from nearlm.base.errors import (
     MissingExtraError,
     ModelError,
     NearLMError,
+    NearLMWarning,
     OptionError,
     StoreError,
     TextError,
@@ -16,6 +17,7 @@ from nearlm.base.errors import (
 from nearlm.base.files import Json, canonical_hash
 from nearlm.base.jobs import Columns, Job, Pieces
 from nearlm.base.progress import QUIET, Advance, Rate, Reporter, duration, printable, size
+from nearlm.base.ram import available_ram, check_ram
 from nearlm.base.records import (
     FileInfo,
     check_files,
@@ -27,3 +29,4 @@ from nearlm.base.records import (
     write_record,
 )
 from nearlm.base.tables import line_up
+from nearlm.base.verification import check_before_use, check_that

@@ -30,6 +30,10 @@ class FetchError(NearLMError):
     """A pinned download failed or did not have the expected hash."""
 
 
+class NearLMWarning(UserWarning):
+    """Something that works, though probably not as it was meant; the command line prints it as one line."""
+
+
 class MissingExtraError(NearLMError):
     """An optional dependency is not installed."""
 

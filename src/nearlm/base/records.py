@@ -1,6 +1,8 @@
 """Records on disk: frozen dataclasses as JSON files with a checksum of their own, validated when they are read."""
 
+import os
 from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -76,7 +78,12 @@ def check_files(
         path = folder / name
         if not path.is_file() or path.stat().st_size != stated.bytes:
             raise StoreError(f"{path} is missing or cut, expected {stated.bytes:,} bytes; {remedy}")
-        if every_byte and files.checksum(path) != stated.sha256:
-            raise StoreError(f"{path} is damaged (its checksum differs); {remedy}")
-        if advance:
-            advance(stated.bytes)
+    if not every_byte:
+        return
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        checksums = pool.map(lambda name: files.checksum(folder / name), listed)
+        for (name, stated), found in zip(listed.items(), checksums, strict=True):
+            if found != stated.sha256:
+                raise StoreError(f"{folder / name} is damaged (its checksum differs); {remedy}")
+            if advance:
+                advance(stated.bytes)

@@ -9,7 +9,9 @@ import io
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter, UnusedCliTokensError
@@ -190,7 +192,9 @@ def main() -> NoReturn:
     code = 0
     message = ""
     try:
-        app(list(spell_out(arguments)))
+        with warnings.catch_warnings():
+            warnings.showwarning = partial(_show_warning, bool({"-q", "--quiet"} & set(arguments)))
+            app(list(spell_out(arguments)))
         _flush()
     except KeyboardInterrupt:
         code = 130
@@ -208,6 +212,14 @@ def main() -> NoReturn:
         with contextlib.suppress(OSError):  # nobody listens
             print(f"nearlm: {printable(' '.join(as_flags(message).split()))}", file=sys.stderr, flush=True)
     _leave(code)
+
+
+def _show_warning(quiet: bool, message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    """Print a warning of our own as one line, and others as Python does."""
+    if category.__name__ != "NearLMWarning":  # whose module would be imported for --help too
+        print(warnings.formatwarning(message, category, *where[:2]), file=sys.stderr, end="")
+    elif not quiet:
+        print(f"nearlm: warning: {as_flags(str(message))}", file=sys.stderr)
 
 
 def spell_out(arguments: Sequence[str]) -> Iterator[str]:

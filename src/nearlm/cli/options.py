@@ -1,11 +1,12 @@
 """What commands have in common: options of their own, loading a store's model, and showing what was found."""
 
+import os
 import shutil
 import sys
 import textwrap
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from cyclopts import Group, Parameter
@@ -93,6 +94,13 @@ class Output:
     """Print what was found as one JSON object; progress goes to standard error."""
     debug: bool = False
     """Show the traceback of an error."""  # here for the help alone: `main` looks for it
+    verify: Literal["first", "always", "never"] | None = None
+    """When to compare files with their checksums: before their first use on this machine, always, or never.
+    [default: NEARLM_VERIFY, or first]"""
+
+    def __post_init__(self) -> None:
+        if self.verify is not None:
+            os.environ["NEARLM_VERIFY"] = self.verify
 
     @property
     def reporter(self) -> Reporter:

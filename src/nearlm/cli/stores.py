@@ -63,7 +63,7 @@ def info_command(
 def verify_command(store: Store, /, *, output: Shown = PLAIN) -> None:
     """Read every byte of a store and name the first damaged file."""
     from nearlm.mixing import verify_gate, verify_ngrams
-    from nearlm.search import verify_index
+    from nearlm.search import read_settings, verify_index
     from nearlm.shrink import verify_neighbors
 
     opened = Datastore.open(store)
@@ -71,6 +71,8 @@ def verify_command(store: Store, /, *, output: Shown = PLAIN) -> None:
         opened.verify(advance)
     for name in opened.indexes:
         verify_index(opened, name)
+        if read_settings(opened, name) is None:
+            output.reporter.say(f"index {name!r} is not tuned: it is used with a usual λ and T")
         verify_neighbors(opened, name)
     verify_ngrams(opened)
     for name in opened.gates:

@@ -127,6 +127,7 @@ def _vocabulary_kernel(distances, tokens, weights, scale, p):  # type: ignore[no
                     if weighted:
                         mass *= weights[i, j]
                     total += mass
-                    p[i, tokens[i, j]] += mass
+                    if tokens[i, j] < p.shape[1]:  # else the store holds a token that the model does not know
+                        p[i, tokens[i, j]] += mass
             for v in range(p.shape[1]):
                 p[i, v] /= total

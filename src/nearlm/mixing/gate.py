@@ -280,4 +280,6 @@ def verify_gate(store: Datastore, name: str) -> GateInfo:
     check_names(place.description, {*info.files, place.weights.name}, info.files.keys() & {place.weights.name})
     remedy = f"remove {place.folder} and train the gate again"
     check_files(place.folder, info.files, remedy, every_byte=True)
+    if info.shape.counts and not store.layout.ngrams.description.exists():
+        raise StoreError(f"{store.layout.ngrams.description} is missing, which gate {name!r} looks up; {remedy}")
     return info

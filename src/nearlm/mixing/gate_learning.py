@@ -26,8 +26,8 @@ from nearlm.mixing.gate_training import (
 from nearlm.mixing.ngrams import NGrams, build_ngrams
 from nearlm.mixing.traces import Trace, trace_lm, trace_search
 from nearlm.model.lm import LM
-from nearlm.search import Retriever
-from nearlm.store import DEFAULT, Datastore, SearchSettings, Tuned, read_tuned
+from nearlm.search import Retriever, read_settings, tune_again
+from nearlm.store import Datastore, SearchSettings, Tuned
 from nearlm.text import Reading, TokenText
 
 FORMAT = 3
@@ -94,10 +94,9 @@ class GateInfo(Verdict):
 
 def tuned_settings(store: Datastore, index: str) -> Tuned:
     """Return what was tuned for an index; a gate is trained for just that."""
-    tuned = read_tuned(store.layout, index)
+    tuned = read_settings(store, index)
     if tuned is None:
-        again = f"nearlm tune {store.path} `text=…`{'' if index == DEFAULT else f' `index={index!r}`'}, or tune()"
-        raise StoreError(f"index {index!r} of {store.path} has no tuned T and k; tune it first: {again}")
+        raise StoreError(f"index {index!r} of {store.path} has no tuned T and k; {tune_again(store, index)}")
     return tuned
 
 

@@ -1,12 +1,13 @@
 """A memory, ready to be mixed: settings resolved against a store, its index and its gate opened."""
 
+import warnings
 from dataclasses import dataclass, replace
 
-from nearlm.base import Doubles, Int32s, OptionError, Reals
+from nearlm.base import Doubles, Int32s, NearLMWarning, OptionError, Reals
 from nearlm.mixing.equations import log_p_knn, log_p_knn_vocabulary
 from nearlm.mixing.gate import Gate
-from nearlm.search import Neighbors, Retriever
-from nearlm.store import NO_GATE, Datastore, SearchSettings, read_tuned
+from nearlm.search import Neighbors, Retriever, read_settings, tune_again
+from nearlm.store import NO_GATE, Datastore, SearchSettings
 
 _USUAL = SearchSettings(lam=0.25, knn_temperature=1.0, distances="index")
 _OF_A_SEARCH = {"index", "lam", "knn_temperature", "k", "nprobe", "distances", "gate"}
@@ -30,14 +31,15 @@ class Memory:
         """
         chosen = _with_defaults(settings, store.defaults)
         gate = _gate(store, chosen)
-        tuned = read_tuned(store.layout, chosen.index or "")
-        known: SearchSettings | None = tuned
+        known: SearchSettings | None = read_settings(store, chosen.index or "")
         if gate is not None:
             chosen = replace(chosen, skip=gate.skip, budget=None)
             if gate.settings.index == chosen.index:
                 known = replace(gate.settings, lam=gate.lam)
-        chosen = chosen.over(known).over(_USUAL)
-        return cls.of(Retriever.open(store, chosen), chosen, gate)
+        chosen = chosen.over(known)
+        retriever = Retriever.open(store, chosen)
+        _warn_untuned(store, chosen)
+        return cls.of(retriever, chosen, gate)
 
     @classmethod
     def of(cls, retriever: Retriever, settings: SearchSettings, gate: Gate | None = None) -> "Memory":
@@ -77,6 +79,15 @@ class Memory:
     def log_p_vocabulary(self, near: Neighbors, vocab_size: int) -> Doubles:
         """Return log p_kNN of the whole vocabulary for each row of neighbours."""
         return log_p_knn_vocabulary(near.distances, near.tokens, vocab_size, self.knn_temperature, near.weights)
+
+
+def _warn_untuned(store: Datastore, settings: SearchSettings) -> None:
+    """Say which defaults are used since nothing was tuned, or since what was tuned is gone."""
+    usual = {f"λ={_USUAL.lam:g}": settings.lam, f"T={_USUAL.knn_temperature:g}": settings.knn_temperature}
+    used = " and ".join(text for text, given in usual.items() if given is None)
+    if used and settings.lam != 0:
+        again = tune_again(store, settings.index or "")
+        warnings.warn(f"index {settings.index!r} is not tuned, using {used}; {again}", NearLMWarning, stacklevel=3)
 
 
 def _with_defaults(settings: SearchSettings, defaults: SearchSettings) -> SearchSettings:

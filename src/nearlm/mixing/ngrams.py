@@ -19,10 +19,11 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import QUIET, ArrayFile, Int32s, Ints, Job, Json, Reporter, StoreError, duration, files
+from nearlm.base import QUIET, ArrayFile, Int32s, Ints, Job, Json, Reporter, StoreError, check_that, duration, files
 from nearlm.base.records import FileInfo, check_files, check_names, read_if_there, write_record
+from nearlm.base.verification import check_before_use
 from nearlm.mixing.ngram_groups import MAX_N, Group, count_group, plan_groups
-from nearlm.store import Datastore
+from nearlm.store import Datastore, NGramFiles, check_places
 
 GROUP_POSITIONS = 1 << 22
 _BLOCK = 1 << 22
@@ -67,12 +68,18 @@ class NGrams:
                 f"the n-gram tables are of an earlier state of {store.path}; "
                 "bring them up to date with nearlm gate, or Gate.train()"
             )
-        tables = {}
-        for name, length in info.lengths.items():
-            file = place.table(name, info.dtype, length)
-            file.check()
-            tables[name] = file.open()
-        return cls(tables)
+        tables = {name: place.table(name, info.dtype, length) for name, length in _lengths(info, place).items()}
+        for table in tables.values():
+            table.check()
+        opened = cls({name: table.open() for name, table in tables.items()})
+        check_before_use(place.folder, info.files, _remedy(store), lambda: opened.check_places(place))
+        return opened
+
+    def check_places(self, place: NGramFiles) -> None:
+        """Refuse tables that lead outside each other."""
+        for n in range(1, MAX_N):
+            path = place.folder / f"starts-{n}.npy"
+            check_places(self.tables[f"starts-{n}"], path, len(self.tables[f"tokens-{n + 1}"]), "where n-grams begin")
 
     def look_up(self, contexts: Int32s) -> Counts:
         """Count the last n tokens, n = 1 to 4, of contexts [m, 4], the latest last; -1 is before the beginning."""
@@ -119,7 +126,23 @@ def verify_ngrams(store: Datastore) -> None:
     place = store.layout.ngrams
     info = _read_info(store)
     if info is not None:
-        check_files(place.folder, info.files, f"remove {place.folder} and train the gate again", every_byte=True)
+        check_files(place.folder, info.files, _remedy(store), every_byte=True)
+
+
+def _lengths(info: NGramInfo, place: NGramFiles) -> dict[str, int]:
+    """Return the lengths of the tables; refuse those that do not fit together."""
+    lengths = info.lengths
+    grams = {n: lengths.get(f"counts-{n}") for n in range(1, MAX_N + 1)}
+    expected = {f"counts-{n}": count for n, count in grams.items()}
+    expected |= {f"tokens-{n}": count for n, count in grams.items() if n > 1}
+    expected |= {f"starts-{n}": (count or 0) + 1 for n, count in grams.items() if n < MAX_N}
+    expected[f"fertility-{MAX_N}"] = grams[MAX_N]
+    check_that(lengths == expected and info.dtype in ("int32", "int64"), place.description, "lengths that fit together")
+    return lengths
+
+
+def _remedy(store: Datastore) -> str:
+    return f"remove {store.layout.ngrams.folder} and train the gate again"
 
 
 def _read_info(store: Datastore) -> NGramInfo | None:

@@ -16,6 +16,7 @@ from nearlm.base import (
     QUIET,
     ArrayFile,
     Doubles,
+    FileInfo,
     Floats,
     Ids,
     Int32s,
@@ -23,8 +24,11 @@ from nearlm.base import (
     cache_dir,
     cache_lock,
     canonical_hash,
+    check_before_use,
     files,
+    read_record,
     size,
+    write_record,
 )
 from nearlm.base.errors import OptionError, StoreError
 from nearlm.base.jobs import Job, Pieces
@@ -198,7 +202,7 @@ def _fill(
     with cache_lock(folder, reporter):
         done = folder / "trace.json"
         job = Job(folder, "trace")
-        if done.exists() and all(column.sound for column in columns.values()):
+        if done.exists() and _is_sound(folder, columns, reporter):
             done.touch()
             job.close()  # a kill may have left it
             return
@@ -210,8 +214,27 @@ def _fill(
         job.resume({})
         with reporter.bar(label, sum(sizes), "tokens", job.count_done("fill", sizes)) as advance:
             job.fill("fill", columns, sizes, compute, advance)
-        files.write_json(done, {"tokens": sum(sizes)})
+        write_record(done, TraceInfo(sum(sizes), FileInfo.by_name(column.path for column in columns.values())))
         job.close()
+
+
+@dataclass(frozen=True)
+class TraceInfo:
+    """What `trace.json` says of a finished trace: its tokens and the checksums of its arrays."""
+
+    tokens: int
+    files: dict[str, FileInfo]
+
+
+def _is_sound(folder: Path, columns: dict[str, ArrayFile], reporter: Reporter) -> bool:
+    """Tell whether a finished trace is as it was written; say why, if it has to be made again."""
+    try:
+        noted = read_record(TraceInfo, folder / "trace.json")
+        check_before_use(folder, {column.path.name: noted.files[column.path.name] for column in columns.values()}, "")
+    except (StoreError, KeyError) as error:
+        reporter.say(f"warning: {str(error).partition(';')[0]}; computing that trace again")
+        return False
+    return all(column.sound for column in columns.values())
 
 
 def _make_room(wanted: int, used: set[Path]) -> None:

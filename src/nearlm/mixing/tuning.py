@@ -9,8 +9,8 @@ from nearlm.base import QUIET, Reporter, check_at_least
 from nearlm.mixing.equations import Doubles, mix, perplexity
 from nearlm.mixing.traces import Trace, trace_search, trace_text
 from nearlm.model.lm import AnyModel
-from nearlm.search import Retriever
-from nearlm.store import DEFAULT, AnyStore, Datastore, Tuned, write_tuned
+from nearlm.search import Retriever, write_settings
+from nearlm.store import DEFAULT, AnyStore, Datastore, Tuned
 from nearlm.store.model_files import load_lm
 from nearlm.text import Texts
 
@@ -86,7 +86,7 @@ def tune(
     most = retriever.used_k(k)
     ks = (most,) if retriever.nested else (most, *(small for small in KS if small < most))
     tuning = tune_traces([trace_search(lm_trace, retriever, one, reporter) for one in ks])
-    write_tuned(opened.layout, tuning.best)
+    write_settings(opened, tuning.best)
     return tuning
 
 
@@ -161,6 +161,12 @@ def tuned_at(trace: Trace, k: int, temperature: float, lam: float, value: float)
     """Return settings with the perplexity that they have on a traced text."""
     text = trace.lm.text
     evidence = Tuned(
-        lam=lam, knn_temperature=temperature, k=k, perplexity=value, tokens=len(trace.lm), text=text.sha256
+        lam=lam,
+        knn_temperature=temperature,
+        k=k,
+        perplexity=value,
+        tokens=len(trace.lm),
+        text=text.sha256,
+        index_hash=trace.retriever.info.hash,
     )
     return evidence.over(trace.retriever.settings)

@@ -31,9 +31,9 @@ from nearlm.mixing import (
 )
 from nearlm.optimizer.bench import Bench
 from nearlm.optimizer.points import HeldOutTokens, Point, Setup, Shape, Skipping
-from nearlm.search import AUTO, PAPER, Retriever, build_index
+from nearlm.search import AUTO, PAPER, Retriever, build_index, write_settings
 from nearlm.shrink import PruneOptions
-from nearlm.store import DEFAULT, Datastore, SearchSettings, Tuned, write_tuned
+from nearlm.store import DEFAULT, Datastore, SearchSettings, Tuned
 
 NEIGHBORS_TRIED = (1024, 512, 256, 128)
 FINAL = "final"  # notes of a job
@@ -162,7 +162,7 @@ class Trials(Bench):
         final = self.derive(Shape(best.keep, best.setup.dim), folder)
         build_index(final, AUTO, name=DEFAULT, nprobe=search.nprobe, reporter=self.steps)
         trace = self.trace(Retriever(final, DEFAULT, nprobe=search.nprobe), search.k or 1)
-        write_tuned(final.layout, best_setting(trace))
+        write_settings(final, best_setting(trace))
         return final
 
     def gate(

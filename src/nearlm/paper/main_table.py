@@ -30,9 +30,9 @@ from nearlm.mixing import (
 from nearlm.model.lm import LM
 from nearlm.optimizer import Bench, Setup, own_name
 from nearlm.paper.results import ALL, NLM, VANILLA, MainTable, Row
-from nearlm.search import AUTO, PAPER, PAPER_K, Retriever, build_index
+from nearlm.search import AUTO, PAPER, PAPER_K, Retriever, build_index, write_settings
 from nearlm.shrink import PruneOptions
-from nearlm.store import Datastore, SearchSettings, write_tuned
+from nearlm.store import Datastore, SearchSettings
 from nearlm.text import TextSource
 
 KEEP = 0.6  # what the paper's main table keeps when it merges
@@ -79,7 +79,7 @@ class Memories:
         k = vanilla.settings.k or PAPER_K
         trace = self.valid.trace(retriever, k)
         tuned = tuned_at(trace, k, vanilla.knn_temperature, vanilla.lam, perplexity(trace.log_p(vanilla.settings)))
-        write_tuned(self.store.layout, tuned)
+        write_settings(self.store, tuned)
         gate = self._gate(retriever, tuned).at("auto", budget)
         return Memory.of(retriever, SearchSettings(**tuned.values), gate)
 

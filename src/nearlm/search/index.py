@@ -7,11 +7,38 @@ from typing import Any
 import faiss
 import numpy as np
 
-from nearlm.base import FileInfo, Floats, Reals, StoreError, check_files, check_names, files, read_record
+from nearlm.base import (
+    FileInfo,
+    Floats,
+    Reals,
+    StoreError,
+    canonical_hash,
+    check_files,
+    check_names,
+    check_ram,
+    check_that,
+    files,
+)
+from nearlm.base.records import read_record, to_json
+from nearlm.base.verification import check_before_use
 from nearlm.search.kinds import IndexSpec, list_count
 from nearlm.search.linear import principal_axes
 from nearlm.search.scan import Found, Lists, ListScan, can_scan, without_lists, write_lists
-from nearlm.store import DEFAULT, AnyStore, Datastore, IndexData, read_faiss_index, read_linear, read_tuned
+from nearlm.store import (
+    DEFAULT,
+    AnyStore,
+    Datastore,
+    IndexData,
+    Tuned,
+    read_faiss_index,
+    read_linear,
+    read_tuned,
+    write_tuned,
+)
+from nearlm.store.contents import check_ids, check_places, check_tokens
+
+_MANY = 1 << 26  # neighbours
+_FOUND_BYTES = 24  # a distance and an id, and what is made of them
 
 
 @dataclass(frozen=True)
@@ -41,11 +68,17 @@ class IndexInfo(Measurement):
     files: dict[str, FileInfo]
     bytes_per_record: float
     build_seconds: float
+    trained_shards: int | None = None
 
     def __repr__(self) -> str:
         size = f"{self.records:,} records, {self.bytes_per_record:g} bytes each"
         found = f"recall@{self.recall_at} {self.recall:.3f}, {self.queries_per_second:,.0f} queries/s"
         return f"IndexInfo({self.factory}: {self.spec.factory}, {size}; {found})"
+
+    @property
+    def hash(self) -> str:
+        """What tells its distances from those of another index: its kind, and the keys that it was trained on."""
+        return canonical_hash({"spec": to_json(self.spec), "keys": self.shards[: self.trained_shards]})
 
     @property
     def bytes(self) -> int:
@@ -95,9 +128,13 @@ class SearchIndex:
         """
         x = self.transform_keys(queries)
         k = min(k, self.records)
+        if len(x) * k > _MANY:
+            check_ram(_FOUND_BYTES * len(x) * k, f"{k:,} neighbours of {len(x):,} queries at a time")
         if self.scan:
             return self.scan.search(x, k, self.nprobe or 1, ordered=ordered)
         found: Found = self.faiss.search(x, k)
+        if found[1].max(initial=-1) >= self.records:  # FAISS returns whatever ids its file holds
+            raise StoreError(f"the index returns record {found[1].max():,} of {self.records:,}; make it again")
         return found
 
     def add(self, keys: Floats) -> None:
@@ -123,13 +160,48 @@ def open_index(store: Datastore, name: str = DEFAULT) -> tuple[SearchIndex, Inde
     info = read_index_info(store, name)
     if info.manifest != store.checksum:
         raise StoreError(f"index {name!r} is of an earlier state of {store.path}; bring it up to date with: {again}")
-    check_files(place.folder, info.files, f"remove {place.folder} and make the index again: {again}")
+    remedy = f"remove {place.folder} and make the index again: {again}"
+    check_before_use(place.folder, info.files, remedy, lambda: _check_contents(store, place.data(info.data), info.spec))
     index = read_parts(place.data(info.data), info.spec, store.dim)
     if not index.records == info.records == len(store):
         raise StoreError(
             f"index {name!r} has {index.records:,} records, {store.path} {len(store):,}; remake it: {again}"
         )
     return index, info
+
+
+def _check_contents(store: Datastore, data: IndexData, spec: IndexSpec) -> None:
+    """Refuse an index that leads to records that are not there, or to tokens that no vocabulary has."""
+    index = read_parts(data, spec, store.dim)
+    check_that(index.records == len(store), data.folder, f"the store's {len(store):,} records")
+    check_tokens(data.open_column("values", len(store)), data.column("values", len(store)).path)
+    if index.scan:
+        lists = index.scan.lists
+        check_places(lists.offsets, data.offsets, len(lists.ids), "where lists begin")
+        check_that(lists.offsets[0] == 0, data.offsets, "where lists begin")
+        check_ids(lists.ids, data.ids, 0, len(store), "ids of records")
+
+
+def read_settings(store: Datastore, name: str) -> Tuned | None:
+    """Read what was tuned for an index, None if nothing was; what was tuned for another of its name is refused."""
+    tuned = read_tuned(store.layout, name)
+    if tuned and tuned.index_hash and name in store.indexes and tuned.index_hash != read_index_info(store, name).hash:
+        path = store.layout.index(name).settings
+        raise StoreError(f"{path} was tuned for another index than {name!r} is now; {tune_again(store, name)}")
+    return tuned
+
+
+def write_settings(store: Datastore, tuned: Tuned) -> None:
+    """Keep what was tuned for an index with it, unless that has become another meanwhile."""
+    name = tuned.index or DEFAULT
+    if read_index_info(store, name).hash != tuned.index_hash:
+        raise StoreError(f"index {name!r} of {store.path} was remade while it was tuned; {tune_again(store, name)}")
+    write_tuned(store.layout, tuned)
+
+
+def tune_again(store: Datastore, name: str) -> str:
+    """Say how to tune an index."""
+    return f"tune it: nearlm tune {store.path} `text=…`{'' if name == DEFAULT else f' `index={name!r}`'}, or tune()"
 
 
 def faiss_index(store: AnyStore, name: str = DEFAULT) -> Any:
@@ -152,7 +224,7 @@ def verify_index(store: Datastore, name: str) -> None:
     place = store.layout.index(name)
     info = read_index_info(store, name)
     check_files(place.folder, info.files, f"remove {place.folder} and index again", every_byte=True)
-    read_tuned(store.layout, name)
+    read_settings(store, name)
 
 
 def gpus() -> int:

@@ -18,10 +18,11 @@ from nearlm.search.index import (
     read_index_info,
     read_parts,
     train_index,
+    tune_again,
     write_parts,
 )
-from nearlm.search.kinds import AUTO, IndexSpec, choose_index, sample_size
-from nearlm.store import DEFAULT, AnyStore, Datastore, is_key_file
+from nearlm.search.kinds import AUTO, IndexSpec, check_numbers, choose_index, sample_size
+from nearlm.store import DEFAULT, AnyStore, Datastore, is_key_file, read_tuned
 
 BLOCK = 1 << 14
 INDEX_SAVE_SECONDS = 60.0
@@ -80,14 +81,12 @@ class _Indexer:
         self.place = store.layout.index(name)
         self.job = Job(self.place.folder, "index")
         self.done: IndexInfo | None = None
-        try:
-            self.done = read_index_info(store, name) if self.place.description.exists() else None
-        except StoreError as error:
-            reporter.say(f"{error}; making the index again")
 
     def run(self, factory: str | None, nprobe: int | None) -> IndexInfo:
         """Train, fill, measure, and write `index.json` last."""
+        self.done = self._read(factory)
         if factory is None and self.done:  # what is there keeps its kind
+            check_numbers(f"{self.done.spec.factory},PCA{self.done.spec.pca or 1}", len(self.store))
             spec = self.done.spec.with_nprobe(nprobe)
         else:
             spec = choose_index(factory or AUTO, len(self.store), self.store.dim, nprobe)
@@ -106,12 +105,38 @@ class _Indexer:
         with _refused_by_faiss(factory):
             data = self._fill(index)
             info = self._describe(index, factory, data, started)
-        if self.done and self.done.spec != spec:
-            files.remove(self.place.settings)  # λ and T were tuned for other distances
+        self._drop_settings(info)
         write_record(self.place.description, info)
         self.job.close()
         self._remove_data(keep=data)
         return info
+
+    def _read(self, factory: str | None) -> IndexInfo | None:
+        """Return what is known of the index, None if it is not there, or to be made again as a kind that is named."""
+        try:
+            return read_index_info(self.store, self.name) if self.place.description.exists() else None
+        except StoreError as error:
+            if factory is None:
+                raise StoreError(f"{error}; to make the index again, say of which kind: `factory='auto'`") from None
+            self.reporter.say(f"{error}; making the index again")
+            return None
+
+    def _drop_settings(self, info: IndexInfo) -> None:
+        """Remove λ, T and k that were tuned for other distances than those of the index that is now made."""
+        tuned = read_tuned(self.store.layout, self.name)
+        if tuned is None:
+            return
+        of_old = self.done is not None and self.done.spec == info.spec  # older settings do not name their index
+        if tuned.index_hash != info.hash if tuned.index_hash else not of_old:
+            files.remove(self.place.settings)
+            again = tune_again(self.store, self.name)
+            self.reporter.say(f"λ, T and k of index {self.name!r} were tuned for another and are removed; {again}")
+
+    def _extends(self, spec: IndexSpec) -> IndexInfo | None:
+        """Return the index that is there, if the store has only been appended to since."""
+        done = self.done
+        same = done and done.spec.same_data(spec) and done.shards == self._shards()[: len(done.shards)]
+        return done if same else None
 
     def _begin(self, spec: IndexSpec) -> SearchIndex:
         """Return the index as far as it is made: by a killed job, by an earlier index, or not at all."""
@@ -123,10 +148,14 @@ class _Indexer:
                 return index
         self.job.begin(plan)
         self._remove_data(keep=self.done.data if self.done else "")
-        done = self.done
-        if done and done.spec.same_data(spec) and done.shards == self._shards()[: len(done.shards)]:  # only appended to
-            return load_parts(self.place.data(done.data), spec, self.store.dim)
+        extended = self._extends(spec)
+        if extended:
+            return load_parts(self.place.data(extended.data), spec, self.store.dim)
         return empty_index(spec, self.store.dim)
+
+    def _trained_shards(self, spec: IndexSpec) -> int:
+        extended = self._extends(spec)
+        return (extended.trained_shards or len(extended.shards)) if extended else len(self._shards())
 
     def _shards(self) -> list[str]:
         return [file.sha256 for name, file in sorted(self.store.manifest.files.items()) if is_key_file(name)]
@@ -193,5 +222,6 @@ class _Indexer:
             files=listed,
             bytes_per_record=round(sum(file.bytes for file in listed.values()) / index.records, 1),
             build_seconds=round(seconds, 1),
+            trained_shards=self._trained_shards(index.spec),
             **measured,
         )

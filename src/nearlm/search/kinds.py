@@ -15,6 +15,8 @@ PAPER_K = 1024
 _POINTS_PER_CENTROID = 256
 _SMALL = 20_000  # records, up to which exact search costs nothing
 _HALF_WHITE = -0.25
+_ALWAYS = 1 << 12  # a number that a factory may have in any store
+_UNITS = {"": 1, "k": 1 << 10, "M": 1 << 20}
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,9 @@ def choose_index(factory: str, records: int, dim: int, nprobe: int | None = None
 
 
 def _has_lists(factory: str, records: int, dim: int) -> bool:
-    lists = re.search(r"IVF(\d+)", factory)
-    if lists and int(lists[1]) > records:
-        raise OptionError(f"`factory={factory!r}` has more lists than the store's {records:,} records; ask for fewer")
     if re.search(r"(?<![\d.])0+(?![\d.])", factory):
         raise OptionError(f"`factory={factory!r}` asks for 0 of something; expected numbers from 1 on")
+    check_numbers(factory, records)
     try:
         return faiss.try_extract_index_ivf(faiss.index_factory(dim, factory)) is not None
     except RuntimeError:
@@ -72,6 +72,19 @@ def _has_lists(factory: str, records: int, dim: int) -> bool:
             f"`factory={factory!r}` is not a FAISS factory string for {dim} dimensions; "
             f"expected auto, paper, flat or e.g. IVF{paper_nlist(records)},SQ8"
         ) from None
+
+
+def check_numbers(factory: str, records: int) -> None:
+    """Refuse more lists, links, dimensions or centroids than a store can fill, before FAISS makes room for them."""
+    most = max(records, _ALWAYS)
+    for number, unit in re.findall(r"(\d+)([kM]?)", factory):
+        if int(number) * _UNITS[unit] > most:
+            raise OptionError(f"`factory={factory!r}` asks for {number}{unit}, expected at most {most:,}")
+    for kind, bits in re.findall(r"(PQ|IMI)[^,]*x(\d+)", factory):
+        if int(bits) * (2 if kind == "IMI" else 1) > most.bit_length():
+            raise OptionError(
+                f"`factory={factory!r}` asks for codes of {bits} bits, more than {records:,} records can fill"
+            )
 
 
 def paper_nlist(records: int) -> int:

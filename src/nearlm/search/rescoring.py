@@ -7,7 +7,6 @@ works in parallel.
 
 import mmap
 import sys
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -16,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from nearlm.base import Array, Floats, Ids, ShardedArray, blocks, files
+from nearlm.base import Array, Floats, Ids, ShardedArray, available_ram, blocks, files
 from nearlm.base.mapping import mapped_file
 
 _READ_QUERIES = 64  # whose pages are read ahead together
@@ -71,12 +70,7 @@ def _advise(shard: Array, begin: int, length: int) -> None:
 
 def _fits(count: int) -> bool:
     """Tell whether so many bytes fit in half of the memory that is free or holds files."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return False
-    available = next((int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), 0)
-    return count <= available * 1024 // 2
+    return count <= (available_ram() or 0) // 2
 
 
 @intrinsic  # type: ignore[untyped-decorator]

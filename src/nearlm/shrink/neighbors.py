@@ -6,14 +6,15 @@ themselves, which serve every smaller number of them, ranking its scores, which 
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from nearlm.base import ArrayFile, Int32s, Ints, Job, Json, OptionError, Pieces, files
+from nearlm.base import ArrayFile, Int32s, Ints, Job, Json, OptionError, Pieces, check_before_use, files
 from nearlm.base.progress import Reporter, duration, size
 from nearlm.base.records import FileInfo, check_files, read_if_there, to_json, write_record
 from nearlm.search import PAPER_K, build_index, open_index, read_index_info
-from nearlm.store import Datastore
+from nearlm.store import Datastore, check_ids
 
 SEARCH_BLOCK = 1 << 13
 
@@ -66,6 +67,15 @@ def saved_neighbors(store: Datastore, name: str, k: int, reporter: Reporter) -> 
         known = read_if_there(KeptArray, search.place.neighbors_description)
         if known and known.of == search.depends_on and known.k >= k and _file(search, known.k).sound:
             k = known.k
+            array = search.place.neighbors
+            kept = _file(search, k)
+            kept.check()
+            check_before_use(
+                array.parent,
+                {array.name: known.file},
+                _remedy(array),
+                lambda: check_ids(kept.open(), array, -1, len(store), "ids of records"),
+            )
         else:
             _search(search, k, reporter)
         _job(search).close()
@@ -115,8 +125,11 @@ def verify_neighbors(store: Datastore, name: str) -> None:
     for array, description in kept.items():
         known = read_if_there(KeptArray, description)
         if known:
-            remedy = f"remove it and {description.name} beside it"
-            check_files(place.folder, {array.name: known.file}, remedy, every_byte=True)
+            check_files(place.folder, {array.name: known.file}, _remedy(array), every_byte=True)
+
+
+def _remedy(array: Path) -> str:
+    return f"remove it and {array.stem}.json beside it"
 
 
 def _file(search: SelfSearch, k: int) -> ArrayFile:

@@ -3,6 +3,7 @@
 `store.builder` is imported by its name, since it needs torch and the rest does not.
 """
 
+from nearlm.store.contents import check_ids, check_places, check_tokens
 from nearlm.store.datastore import AnyStore, Context, Datastore
 from nearlm.store.derivation import BLOCK, Derivation, Made, derive, open_parent, parent_records, result_of
 from nearlm.store.faiss_files import read_faiss_index, read_linear

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nearlm.base import Advance, Json, ModelError, StoreError, check_files, files, from_json, store_folder
+from nearlm.base import Advance, FileInfo, Json, ModelError, StoreError, check_files, files, from_json, store_folder
 from nearlm.base.arrays import ArrayFile, Doubles, Floats, Ints, Reals, ShardedArray
+from nearlm.base.verification import check_before_use
+from nearlm.store.contents import check_records, check_segment
 from nearlm.store.faiss_files import read_linear
-from nearlm.store.layout import Layout
+from nearlm.store.layout import Layout, is_key_file
 from nearlm.store.manifest import Manifest, read_manifest
 from nearlm.store.settings import SearchSettings, read_defaults
 from nearlm.text import Framing, Reading
@@ -47,11 +49,11 @@ class Datastore:
         self.query_dim = manifest.query_dim or manifest.dim  # that of the LM's, of a query before `project`
         self.weighted = manifest.weighted  # whether records stand for more than themselves
         self.bytes = sum(file.bytes for file in manifest.files.values())
-        self._open_arrays()
         self._sources = functools.lru_cache(maxsize=8)(self._read_sources)
+        self._open_arrays()
 
     def _open_arrays(self) -> None:
-        """Check the sizes of all files and the headers of all arrays, and map the arrays."""
+        """Check all files but the keys, and map the arrays."""
         manifest = self.manifest
         shards = [
             self.layout.shard(number, shard.records, self.dim, manifest.key_dtype, self.weighted)
@@ -68,19 +70,35 @@ class Datastore:
         for file in (*columns, *(file for arrays in segments for file in arrays), *assign, self._probe):
             file.check()
         check_files(self.path, manifest.files, _REMEDY)
-        self.keys = _open_all(shard["keys"] for shard in shards)
+        self._key_files = [shard["keys"] for shard in shards]
         self.values = _open_all(shard["values"] for shard in shards)
         self.origin = _open_all(shard["origin"] for shard in shards)
         self.weights = _open_all(shard["weights"] for shard in shards) if self.weighted else _ones(self.values)
         self.assign = assign[0].open() if assign else None
         self.tokens = _open_all(tokens for tokens, _ in segments)
         self._docs = [docs.open() for _, docs in segments]
+        check_before_use(self.path, self._listed(keys=False), _REMEDY, self._check_contents)
+
+    def _check_contents(self) -> None:
+        check_records(self)
+        for number, docs in enumerate(self._docs):
+            check_segment(self, number, docs, self._sources(number))
+
+    def _listed(self, *, keys: bool) -> dict[str, FileInfo]:
+        return {name: file for name, file in self.manifest.files.items() if is_key_file(name) == keys}
+
+    @functools.cached_property
+    def keys(self) -> ShardedArray:
+        """The keys; searches in an index need none, so that these largest files are checked when they are asked for."""
+        check_before_use(self.path, self._listed(keys=True), _REMEDY)
+        return _open_all(iter(self._key_files))
 
     @classmethod
     def open(cls, path: "AnyStore") -> "Datastore":
         """Open a store by its folder or `cache:NAME`; one that is open is returned as it is.
 
-        Its manifest and its files' sizes and headers are checked, its data is not read.
+        Its manifest and its files' sizes and headers are checked each time, every byte of them before the first use
+        on this machine (`NEARLM_VERIFY`).
         """
         if isinstance(path, Datastore):
             return path
@@ -88,7 +106,7 @@ class Datastore:
         return cls(folder, read_manifest(folder))
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.values)
 
     def __repr__(self) -> str:
         keys = f"{len(self):,} records of {self.dim} {self.manifest.key_dtype}"
@@ -258,6 +276,7 @@ class Datastore:
         """Read every byte and refuse the first file that is not as it was written."""
         read_manifest(self.path)
         read_defaults(self.layout)
+        self.layout.check_described()
         check_files(self.path, self.manifest.files, _REMEDY, every_byte=True, advance=advance)
 
     def _source(self, segment: int, number: int) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path, PureWindowsPath
 
 import numpy as np
 
-from nearlm.base import ArrayFile, Columns, Job, OptionError, StoreError
+from nearlm.base import ArrayFile, Columns, Int32s, Job, OptionError, StoreError
 from nearlm.text import Segment
 
 KEY_DTYPES = ("float16", "float32")
@@ -60,6 +60,14 @@ class Layout:
     def names(self, kind: str) -> list[str]:
         """Return the names of the finished ones of a kind: `index` or `gate`."""
         return sorted(path.parent.name for path in self.folder.glob(f"{kind}/*/{kind}.json"))
+
+    def check_described(self) -> None:
+        """Refuse settings and gates whose descriptions, which are written before or with them, are gone."""
+        for pattern, description in (("index/*/settings.json", "index.json"), ("gate/*/gate.safetensors", "gate.json")):
+            for path in sorted(self.folder.glob(pattern)):
+                unfinished = any(path.parent.glob("*.job/plan.json"))
+                if not (unfinished or path.with_name(description).exists()):
+                    raise StoreError(f"{path.with_name(description)} is missing; restore it, or remove {path.parent}")
 
     def of_a_build(self) -> list[Path]:
         """List all that a build or append may have written, finished or not."""
@@ -122,6 +130,12 @@ class IndexData:
     def column(self, name: str, records: int) -> ArrayFile:
         """Return the file of the records' `values` or `weights`."""
         return ArrayFile(self.folder / f"{name}.npy", np.dtype("int32"), (records,))
+
+    def open_column(self, name: str, records: int) -> Int32s:
+        """Map the records' `values` or `weights`."""
+        file = self.column(name, records)
+        file.check()
+        return file.open()
 
 
 class GateFiles:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from nearlm.base import ArrayFile, FileInfo, Floats, Job, ModelError, OptionError, files
+from nearlm.base import ArrayFile, FileInfo, Floats, Job, ModelError, NearLMWarning, OptionError, files
 from nearlm.model import BUILT_IN, ModelSpec
 from nearlm.model.lm import LM, PROBE_TOKENS, AnyModel
 from nearlm.store.datastore import Datastore
@@ -32,7 +32,7 @@ def check_lm(store: Datastore, lm: LM) -> None:
         raise ModelError(f"keys of {store.path} come from {tap}, those of {lm.name} from {lm.tap.path}; set `key_tap`")
     warning = store.check_model(lm.fingerprint(), lm.probe(), lm.tokenizer_fingerprint(), lm.name)
     if warning:
-        warnings.warn(warning, stacklevel=3)
+        warnings.warn(warning, NearLMWarning, stacklevel=3)
 
 
 def as_lm(store: Datastore, model: AnyModel) -> LM:

@@ -64,15 +64,24 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class Tuned(SearchSettings):
-    """Settings that were tuned on a text: their perplexity there, its tokens, and its hash."""
+    """Settings that were tuned on a text: their perplexity there, its tokens and hash, and which index they are for.
+
+    Older ones do not say for which index they were tuned (`index_hash` is empty).
+    """
 
     perplexity: float = float("inf")
     tokens: int = 0
     text: str = ""
+    index_hash: str = ""
 
 
 def read_defaults(layout: Layout) -> SearchSettings:
     """Read which index, gate and share of skipped searches are used when none is named."""
+    if layout.optimized.exists() and not layout.defaults.exists():
+        raise StoreError(
+            f"{layout.defaults} is missing, which says what {layout.optimized.name} has chosen; restore it, or remove "
+            f"{layout.optimized.name} too, to use the store without a gate"
+        )
     noted = _read(SearchSettings, layout.defaults) or SearchSettings()
     _check_there("index", noted.index, [DEFAULT, *layout.names("index")], layout.defaults)
     _check_there("gate", noted.gate, [NO_GATE, *layout.names("gate")], layout.defaults)
