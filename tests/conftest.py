@@ -66,9 +66,12 @@ def _cache_of_network_tests(_users_cache: str | None, monkeypatch: pytest.Monkey
             monkeypatch.setenv("NEARLM_CACHE", _users_cache)
 
 
+_MODEL_ELSEWHERE = "nearlm: warning: loading the model from "  # tests keep it away from their stores
+
+
 @pytest.fixture
 def nearlm(monkeypatch, capfd):
-    """Run a command in this process; return exit code, stdout and stderr."""
+    """Run a command in this process; return exit code, stdout and stderr, but for where the model comes from."""
     from nearlm import cli
 
     monkeypatch.delenv("NEARLM_DEBUG", raising=False)
@@ -77,7 +80,9 @@ def nearlm(monkeypatch, capfd):
         monkeypatch.setattr(sys, "argv", ["nearlm", *map(str, arguments)])
         with pytest.raises(SystemExit) as exit:
             cli.main()
-        return exit.value.code, *capfd.readouterr()
+        out, err = capfd.readouterr()
+        spoken = [line for line in err.splitlines(keepends=True) if not line.startswith(_MODEL_ELSEWHERE)]
+        return exit.value.code, out, "".join(spoken)
 
     return run
 

@@ -10,7 +10,11 @@ import pytest
 from nearlm.base import errors
 from nearlm.base.errors import MissingExtraError, NearLMError, import_extra
 
-OURS = [one for _, one in inspect.getmembers(errors, inspect.isclass) if one.__module__ == errors.__name__]
+OURS = [
+    one
+    for _, one in inspect.getmembers(errors, inspect.isclass)
+    if one.__module__ == errors.__name__ and not issubclass(one, Warning)
+]
 
 
 @pytest.mark.parametrize("kind", OURS, ids=lambda kind: kind.__name__)

@@ -95,7 +95,7 @@ def test_nonsense_gets_one_line(nearlm, text_store, arguments, expected):
         (["sweep", "STORE", "nan", "--over", "dim", "--text", "VALID"], "has nan, expected whole numbers"),
         (["sweep", "STORE", "inf", "--over", "dim", "--text", "VALID"], "has inf, expected whole numbers"),
         (["prune", "STORE", "--method", "random", "--keep", 0.5, "--seed", -1, "--out", "x"], "--seed is -1"),
-        (["index", "STORE", "--index", "x", "--factory", "IVF40000,Flat"], "more lists than"),
+        (["index", "STORE", "--index", "x", "--factory", "IVF40000,Flat"], "asks for 40000, expected at most"),
         (["index", "STORE", "--index", "x", "--factory", "IVF0,Flat"], "0 of something"),
         (["index", "STORE", "--index", "x", "--factory", "HNSW0"], "0 of something"),
         (["index", "STORE", "--index", "x", "--factory", "IDMap,Flat", "-q"], "FAISS cannot make"),

@@ -32,6 +32,7 @@ _VALUES = {
     "--features": "LIST",
     "--l1": "X|auto",
     "--shell": "SHELL",
+    "--verify": "first|always|never",
 }
 
 STORE, TEXT, SWEEP, GENERATION, SAMPLING, TRAINING, SEARCH, MODEL, RECORDS, OUTPUT = (

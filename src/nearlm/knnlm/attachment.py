@@ -114,11 +114,7 @@ def _mixing_forward(lm: LM, memory: Memory) -> Any:
             keep_history(output, history)
             contexts = as_tokens(_keep(contexts_of(history, ids.shape[1]), output.logits, kept))
         logits = _mix(memory, output.logits, _keep(keys, output.logits, kept, picked=behind), contexts)
-        loss = None
-        if labels is not None:
-            more = {name: kwargs[name] for name in _OF_A_LOSS if name in kwargs}
-            loss = model.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **more)
-        output = dataclasses.replace(output, loss=loss, logits=logits)
+        output = dataclasses.replace(output, loss=_loss(model, logits, labels, kwargs), logits=logits)
         return output if return_dict is not False else output.to_tuple()
 
     @functools.wraps(original)
@@ -131,6 +127,14 @@ def _mixing_forward(lm: LM, memory: Memory) -> Any:
     forward.__signature__ = _with_self(parameters)  # type: ignore[attr-defined]
     forward._nearlm = True  # type: ignore[attr-defined]  # tells it from the model's own
     return MethodType(forward, model)
+
+
+def _loss(model: Any, logits: Tensor, labels: Tensor | None, arguments: dict[str, Any]) -> Tensor | None:
+    """Return the model's own loss, of the mixture."""
+    if labels is None:
+        return None
+    more = {name: arguments[name] for name in _OF_A_LOSS if name in arguments}
+    return model.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **more)  # type: ignore[no-any-return]
 
 
 def _with_self(parameters: inspect.Signature) -> inspect.Signature:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nearlm.base import FileInfo, Json, OptionError, StoreError, files, store_folder, to_json
+from nearlm.base import FileInfo, Json, NearLMWarning, OptionError, StoreError, files, store_folder, to_json
 from nearlm.base.arrays import Array, Ints, blocks
 from nearlm.base.jobs import Columns, Job, Pieces
 from nearlm.base.progress import Advance, Reporter
@@ -139,7 +139,7 @@ def open_parent(store: Datastore) -> Datastore:
     if not path.exists():
         raise StoreError(f"the parent of {store.path} is no longer at {path}; put it back or use `distances='store'`")
     if is_elsewhere(path, store.path):
-        warnings.warn(f"opening the parent at {path}, as {store.path} says", stacklevel=3)
+        warnings.warn(f"opening the parent at {path}, as {store.path} says", NearLMWarning, stacklevel=3)
     opened = Datastore.open(path)
     if opened.checksum != parent.checksum:
         raise StoreError(f"{path} has changed since {store.path} was made from it; make that one again")

@@ -56,7 +56,7 @@ def _say_from_where(store: Datastore, spec: ModelSpec) -> None:
     known = store.model_spec()
     for place, noted in ((spec.model, known.model), (spec.adapter, known.adapter)):
         if place and place == noted and is_elsewhere(Path(place), store.path):
-            warnings.warn(f"loading the model from {place}, as {store.path} says", stacklevel=4)
+            warnings.warn(f"loading the model from {place}, as {store.path} says", NearLMWarning, stacklevel=4)
 
 
 def save_model(layout: Layout, job: Job, lm: LM, probe: Floats) -> dict[str, FileInfo]:
