@@ -115,6 +115,7 @@ class Bench:
             tune(self.lm, Retriever(made), str(self.folder / "valid"), k=64)
             Gate.train(made, str(self.folder / "valid"), self.lm, Training(epochs=1, features="all"))
             write_defaults(made.layout, SearchSettings(index="default", gate="default", skip=0.2))
+            files.write_stamped(made.layout.optimized, {"plan": {}})  # only `optimize` writes defaults
 
     def evaluate(self, store: Path) -> float:
         import nearlm
