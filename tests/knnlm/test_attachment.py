@@ -238,3 +238,20 @@ def test_labels_may_stand_at_their_place(knnlm):
         named = model(ids, labels=ids).loss
         assert model(ids, *before, ids).loss == named
         assert model(ids, labels=ids, num_items_in_batch=2 * ids.numel()).loss < named
+
+
+def test_a_model_may_call_its_further_arguments_as_it_likes(double_lm, store):
+    model = make_llama(seed=3).double()
+
+    class Other(type(model)):
+        def forward(self, input_ids=None, labels=None, **loss_kwargs):
+            return super().forward(input_ids=input_ids, labels=labels, **loss_kwargs)
+
+    other = copy.deepcopy(model)
+    other.__class__ = Other
+    ids = torch.tensor([[1, 1, 0, *double_lm.tokenizer(PROMPTS[1], add_special_tokens=False)["input_ids"]]])
+    mask = torch.tensor([[0, 0] + [1] * (ids.shape[1] - 2)])
+    with torch.no_grad(), nearlm.attach(model, store), nearlm.attach(other, store):
+        expected = model(ids, attention_mask=mask).logits
+        assert torch.equal(other(ids, attention_mask=mask).logits, expected)
+        assert not torch.allclose(expected[:, -1], model(ids).logits[:, -1])  # the mask arrives

@@ -95,11 +95,10 @@ def _mixing_forward(lm: LM, memory: Memory) -> Any:
     original = model.forward
     gate = memory.gate
     behind = lm.tap.module is find_head(model)  # the model picks positions before its head
-
     parameters = inspect.signature(original)
 
     def mix_in(*args: Any, return_dict: bool | None = None, **kwargs: Any) -> Any:
-        kwargs = _by_name(parameters.bind_partial(*args, **kwargs).arguments)
+        kwargs = _by_name(parameters, args, kwargs)
         labels = kwargs.pop("labels", None)
         history = None
         ids: Any = kwargs.get("input_ids")
@@ -142,9 +141,13 @@ def _with_self(parameters: inspect.Signature) -> inspect.Signature:
     return parameters.replace(parameters=[own, *parameters.parameters.values()])
 
 
-def _by_name(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments as they were bound to parameters, those of `**kwargs` among the others."""
-    return {**{name: value for name, value in arguments.items() if name != "kwargs"}, **arguments.get("kwargs", {})}
+def _by_name(parameters: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return all arguments of a call by name, whatever the model calls its `**kwargs`."""
+    named = parameters.bind_partial(*args, **kwargs).arguments
+    for name, one in parameters.parameters.items():
+        if one.kind is one.VAR_KEYWORD:
+            named |= named.pop(name, {})
+    return named
 
 
 def _mix(memory: Memory, logits: Tensor, keys: Tensor, contexts: Int32s | None) -> Tensor:
