@@ -62,7 +62,7 @@ def info_command(
 
 def verify_command(store: Store, /, *, output: Shown = PLAIN) -> None:
     """Read every byte of a store and name the first damaged file."""
-    from nearlm.mixing import verify_gate, verify_ngrams
+    from nearlm.mixing import verify_gate, verify_infinigram, verify_ngrams
     from nearlm.search import read_settings, verify_index
     from nearlm.shrink import verify_neighbors
 
@@ -75,6 +75,7 @@ def verify_command(store: Store, /, *, output: Shown = PLAIN) -> None:
             output.reporter.say(f"index {name!r} is not tuned: it is used with a usual λ and T")
         verify_neighbors(opened, name)
     verify_ngrams(opened)
+    verify_infinigram(opened)
     for name in opened.gates:
         verify_gate(opened, name)
     files = len(opened.manifest.files)

@@ -23,6 +23,7 @@ class Layout:
         self.transform = folder / "transform.faiss"  # of a reduced store: from the LM's keys to the stored ones
         self.assign = folder / "assign.npy"  # of a pruned store: the record that stands for each position
         self.ngrams = NGramFiles(folder / "ngrams")
+        self.suffixes = SuffixFiles(folder / "suffixes")
         self.optimized = folder / "optimize.json"  # how the store was chosen
         self.build_job = Job(folder, "build")  # of a build or an append
         self.derive_job = Job(folder, "derive")  # that makes a store from another
@@ -157,6 +158,28 @@ class NGramFiles:
     def table(self, name: str, dtype: str, length: int) -> ArrayFile:
         """Return the file of a table."""
         return ArrayFile(self.folder / f"{name}.npy", np.dtype(dtype), (length,))
+
+
+class SuffixFiles:
+    """The files of the suffix array."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.description = folder / "suffixes.json"
+
+    def arrays(self, tokens: int, rows: int, vocabulary: int, dtype: str) -> dict[str, ArrayFile]:
+        """Return the files of the arrays by their names; `tokens` is there only if the store has several segments."""
+        shapes = {
+            "order": (dtype, rows),
+            "following": ("int32", rows),
+            "starts": ("int64", vocabulary + 1),
+            "depths": ("uint8", rows),
+            "tokens": ("int32", tokens),
+        }
+        return {
+            name: ArrayFile(self.folder / f"{name}.npy", np.dtype(kind), (length,))
+            for name, (kind, length) in shapes.items()
+        }
 
 
 def is_plain(name: str) -> bool:
