@@ -1,4 +1,4 @@
-"""Damage stores in every way and see what verify, info, eval and generate do with them.
+"""Damage stores in every way and see what verify, info, eval, generate, merge and the ∞-gram do with them.
 
     python benchmarks/damage.py [--cases 1000] [--seed 0] [--table docs/damage.md] [--json]
 
@@ -80,6 +80,7 @@ class Bench:
             "eval": self.evaluate,
             "generate": self.generate,
             "merge": self.merge,
+            "match": match,
         }
         self.stores = [folder / "store", folder / "small"]
         self.expected = {}
@@ -90,7 +91,7 @@ class Bench:
 
     def make(self) -> None:
         from calls import build, build_index, prune_store, reduce_store, tune
-        from nearlm.mixing import Gate, Training
+        from nearlm.mixing import Gate, Training, build_infinigram
         from nearlm.model.lm import LM
         from nearlm.search import Retriever
         from nearlm.store import SearchSettings, write_defaults
@@ -114,6 +115,7 @@ class Bench:
         for made in (store, small):
             tune(self.lm, Retriever(made), str(self.folder / "valid"), k=64)
             Gate.train(made, str(self.folder / "valid"), self.lm, Training(epochs=1, features="all"))
+            build_infinigram(made)
             write_defaults(made.layout, SearchSettings(index="default", gate="default", skip=0.2))
             files.write_stamped(made.layout.optimized, {"plan": {}})  # only `optimize` writes defaults
 
@@ -173,6 +175,18 @@ def info(store: Path) -> str:
 
     opened = nearlm.Datastore.open(store)
     return json.dumps([opened.trace(3), opened.summary()["records"]], default=str)
+
+
+def match(store: Path) -> list[list[int]]:
+    from nearlm.mixing import InfiniGram
+    from nearlm.store import Datastore
+
+    grams = InfiniGram.open(Datastore.open(store))
+    text = np.random.default_rng(0).permutation(grams.tokens.reshape(-1)[:60]).astype(np.int32)
+    ends = np.arange(len(text) + 1)
+    matches = grams.look_up(text, np.maximum(ends - 30, 0), ends)
+    followers = [sorted(grams.following[begin:end].tolist())[:3] for _, begin, end in zip(*matches, strict=True)]
+    return [*(column.tolist() for column in matches), *followers]
 
 
 def run(bench: Bench, store: Path) -> tuple[str, dict[str, dict[str, Any]]]:

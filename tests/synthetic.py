@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
-from nearlm.base import ArrayFile, FileInfo, files, to_json
+from nearlm.base import ArrayFile, FileInfo, ShardedArray, files, to_json
 from nearlm.store import Datastore, Layout
 from nearlm.store.manifest import FORMAT, Manifest, ModelInfo, SegmentInfo, ShardInfo, TokenizerInfo, write_manifest
 
@@ -70,6 +71,18 @@ def skewed_store(folder: Path) -> Datastore:
     mixing = rng.normal(0, 1, (12, 12)) * np.geomspace(1, 0.05, 12)[:, None]
     keys = (rng.normal(0, 1, (500, 12)) @ mixing + 3).astype(np.float16)
     return make_store(folder, keys, rng.integers(0, 9, 500), shard=200)
+
+
+def fake_store(folder: Path, documents: list[list[int]], segments: int = 1) -> SimpleNamespace:
+    """Return all of a store that n-grams are made from: a token stream, its documents, and a manifest's checksum."""
+    stream = np.array([token for document in documents for token in document], np.int32)
+    bounds = np.cumsum([0, *map(len, documents)])
+    checksum = files.canonical_hash([stream.tolist(), bounds.tolist()])
+    parts = [part for part in np.array_split(stream, segments) if len(part)]
+    layout = Layout(folder)
+    return SimpleNamespace(
+        path=folder, layout=layout, tokens=ShardedArray(parts), document_bounds=bounds, checksum=checksum
+    )
 
 
 def forge(description: Path, array: Path, change: Callable[[np.ndarray], None]) -> None:

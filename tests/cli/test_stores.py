@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from refusals import is_refusal
 
+from nearlm.mixing import build_infinigram
 from nearlm.store import BuildOptions, builder
 from nearlm.store.datastore import Datastore
+from synthetic import skewed_store
 
 
 def test_build_info_verify(nearlm, tmp_path, model_folder, text_folder):
@@ -116,6 +118,17 @@ def test_verify_names_the_damaged_file(nearlm, tmp_path, model_folder, text_fold
     result = nearlm("verify", out)
     assert is_refusal((result[0], result[1], result[2].splitlines()[-1] + "\n"))
     assert "values-00000.npy" in result[2]
+
+
+def test_verify_reads_the_suffix_array(nearlm, tmp_path):
+    made = skewed_store(tmp_path / "store")
+    build_infinigram(made)
+    assert nearlm("verify", made.path)[0] == 0
+    path = made.layout.suffixes.folder / "following.npy"
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    code, _, said = nearlm("verify", made.path)
+    assert code == 2 and "following.npy is damaged" in said
 
 
 def test_a_damaged_file_is_not_used_unless_told_to(nearlm, tmp_path, store, monkeypatch):

@@ -4,7 +4,6 @@ import functools
 import itertools
 import json
 from collections import Counter, defaultdict
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,25 +12,11 @@ from hypothesis import strategies as st
 
 from calls import build
 from nearlm.base import Job, files
-from nearlm.base.arrays import ShardedArray
 from nearlm.base.errors import StoreError
 from nearlm.mixing import ngrams
 from nearlm.mixing.ngrams import NGrams, build_ngrams, last_tokens, verify_ngrams
-from nearlm.store import Layout
-from synthetic import forge, put, skewed_store
+from synthetic import fake_store, forge, put, skewed_store
 from tiny import make_text
-
-
-def fake_store(folder, documents, segments=1):
-    """All that tables are made from: a token stream, its documents, and a manifest."""
-    stream = np.array([token for document in documents for token in document], np.int32)
-    bounds = np.cumsum([0, *map(len, documents)])
-    checksum = files.canonical_hash([stream.tolist(), bounds.tolist()])
-    parts = [part for part in np.array_split(stream, segments) if len(part)]
-    layout = Layout(folder)
-    return SimpleNamespace(
-        path=folder, layout=layout, tokens=ShardedArray(parts), document_bounds=bounds, checksum=checksum
-    )
 
 
 def oracle(documents):

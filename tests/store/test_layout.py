@@ -26,6 +26,16 @@ def test_every_file_has_the_name_that_stores_have_always_had():
     assert gate.weights == Path("s/gate/mine/gate.safetensors")
     assert gate.description == Path("s/gate/mine/gate.json")
     assert layout.ngrams.table("counts", "int64", 3).path == Path("s/ngrams/counts.npy")
+    suffixes = layout.suffixes
+    assert suffixes.description == Path("s/suffixes/suffixes.json")
+    arrays = suffixes.arrays(tokens=9, rows=7, vocabulary=5, dtype="int64")
+    assert {file.path.as_posix(): (file.dtype.name, file.shape) for file in arrays.values()} == {
+        "s/suffixes/order.npy": ("int64", (7,)),
+        "s/suffixes/following.npy": ("int32", (7,)),
+        "s/suffixes/starts.npy": ("int64", (6,)),
+        "s/suffixes/depths.npy": ("uint8", (7,)),
+        "s/suffixes/tokens.npy": ("int32", (9,)),
+    }
 
 
 def test_a_shard_has_weights_only_if_records_have():

@@ -151,7 +151,9 @@ def test_counts_that_cannot_be_are_refused(change, store: Path):
         Datastore.open(store)
 
 
-@pytest.mark.parametrize("place", ["manifest.json", "index", "ngrams", "tokenizer", "keys-00000.npy", ".lock"])
+@pytest.mark.parametrize(
+    "place", ["manifest.json", "index", "ngrams", "suffixes", "tokenizer", "keys-00000.npy", ".lock"]
+)
 def test_links_out_of_a_store_are_not_followed(place: str, store: Path, tmp_path: Path):
     elsewhere = tmp_path / "elsewhere"
     path = store / place
