@@ -357,7 +357,7 @@ def number(path: Path, choice: random.Random, bench: Bench) -> bool:
         flat[choice.randrange(len(flat))] = choice.choice([np.inf, -np.inf, np.nan, 6e4])
     else:
         limits = np.iinfo(array.dtype)
-        wrong = [limits.min, limits.max, -1, min(12345, limits.max), limits.max // 2]
+        wrong = [limits.min, limits.max, max(-1, limits.min), min(12345, limits.max), limits.max // 2]
         flat[choice.randrange(len(flat))] = choice.choice(wrong)
     np.save(path, array)
     return True

@@ -215,7 +215,7 @@ def _make(store: Datastore, reporter: Reporter) -> None:
     tokens = _whole_text(store)
     check_that(tokens.min(initial=0) >= 0, store.path, "tokens of a vocabulary")
     depths = context_depths(store.document_bounds)
-    with reporter.bar("sorting contexts", np.count_nonzero(depths), "tokens") as advance:
+    with reporter.bar("sorting contexts", int(np.count_nonzero(depths)), "tokens") as advance:
         order, starts = sort_contexts(tokens, depths, dtype, advance)
     info = SuffixInfo(store.checksum, count, len(order), len(starts) - 1, dtype.name, {})
     arrays = _all_arrays(place, info)
