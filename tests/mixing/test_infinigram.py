@@ -294,7 +294,6 @@ def test_a_forged_order_gives_wrong_answers_but_no_crash(tmp_path, seed):
         {"vocabulary": 10**30},
         {"dtype": "object"},
         {"dtype": "int64"},
-        {"files": {"../manifest.json": {"bytes": 1, "sha256": ""}}},
         {"files": {}},
         {"order": None, "rows": "many"},
     ],
@@ -306,6 +305,34 @@ def test_descriptions_that_cannot_be_are_refused(tmp_path, change):
     files.write_stamped(description, {**files.read_stamped(description), **change})
     with pytest.raises(StoreError, match="suffixes"):
         InfiniGram.open(store)
+
+
+def test_names_of_files_elsewhere_are_refused(tmp_path):
+    store = skewed_store(tmp_path / "store")
+    build_infinigram(store)
+    description = store.layout.suffixes.description
+    elsewhere = {"../manifest.json": {"bytes": 1, "sha256": ""}}
+    files.write_stamped(description, {**files.read_stamped(description), "files": elsewhere})
+    for refuses in (InfiniGram.open, verify_infinigram):
+        with pytest.raises(StoreError, match=r"suffixes\.json names a file '../manifest\.json', which it cannot have"):
+            refuses(store)
+
+
+def test_what_an_earlier_build_left_goes_before_the_work(tmp_path, monkeypatch):
+    store = fake_store(tmp_path, DOCUMENTS)
+    build_infinigram(store)
+    sound = contents(store)
+    folder = store.layout.suffixes.folder
+    for name in ("tokens.npy", "tokens.npy.part"):  # as of an appended store, and of a kill
+        (folder / name).write_bytes(b"left")
+    (folder / "order.npy").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(infinigram, "_make", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            build_infinigram(store)
+    assert contents(store) == {}
+    build_infinigram(store)
+    assert contents(store) == sound
 
 
 def test_too_little_memory_is_said_before_the_work(tmp_path, monkeypatch):
