@@ -15,9 +15,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from nearlm.base import Floats
+from nearlm.mixing.contexts import Contexts
 from nearlm.mixing.gate import Gate
-from nearlm.mixing.gate_network import scalar_columns
-from nearlm.mixing.ngrams import last_tokens
+from nearlm.mixing.mixture_features import Known
 from nearlm.model.lm import LM, _log_probability, _statistics
 from nearlm.store.datastore import Datastore
 from nearlm.store.model_files import load_lm
@@ -46,12 +47,13 @@ def measured(lm: LM, gate: Gate, text: TokenText, rounds: int) -> dict[str, floa
     windows = text.windows[plan_batches(text.windows, SCORE_BATCH_TOKENS)[0]]
     batch, scores = fill_batch(text.tokens, windows), lm.score(fill_batch(text.tokens, windows))
     keys, conf, ent = (value.float().cpu().numpy() for value in (scores.keys, scores.conf, scores.ent))
+    contexts = Contexts.of_text(text.tokens, text.bounds, windows.target_positions)
+    known = Known(conf, ent, scores.top.int().cpu().numpy(), contexts)
 
-    def counts() -> object:
-        contexts = last_tokens(text.tokens, text.bounds, windows.target_positions)
-        return gate.ngrams and gate.ngrams.look_up(contexts)
+    def counts() -> Floats:
+        return gate.looked.scalars(gate.inputs, known)
 
-    scalars = scalar_columns(gate.inputs, len(keys), conf, ent, counts())
+    scalars = counts()
     targets = torch.from_numpy(batch.targets[:_ROWS])
     logits = torch.randn(_ROWS, lm.vocab_size)
     counted = {"with_statistics": _ROWS, "without": _ROWS}

@@ -17,7 +17,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from nearlm.base.arrays import ShardedArray
-from nearlm.mixing.ngrams import build_ngrams, last_tokens
+from nearlm.mixing.contexts import Contexts
+from nearlm.mixing.ngrams import build_ngrams
 from nearlm.store.layout import Layout
 
 
@@ -51,7 +52,7 @@ def main() -> None:
         tables = build_ngrams(store)
         seconds = time.perf_counter() - started
         positions = np.random.default_rng(1).integers(0, tokens, 200_000)
-        contexts = last_tokens(stream, bounds, positions)
+        contexts = Contexts.of_text(stream, bounds, positions).last(4)
         tables.look_up(contexts[:2000])
         started = time.perf_counter()
         tables.look_up(contexts)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nearlm.base import NearLMError, Reporter
     from nearlm.knnlm import KNNLM, Attachment, Evaluation, Explanation, attach, evaluate
-    from nearlm.mixing import Gate, Memory, Training, Tuning, tune
+    from nearlm.mixing import Gate, Learned, Memory, Mixture, Training, Tuning, learn_all, tune
     from nearlm.model import ModelSpec
     from nearlm.model.lm import LM
     from nearlm.optimizer import Choice, optimize
@@ -28,7 +28,9 @@ __all__ = [
     "Explanation",
     "Gate",
     "IndexInfo",
+    "Learned",
     "Memory",
+    "Mixture",
     "ModelSpec",
     "NearLMError",
     "PruneOptions",
@@ -44,6 +46,7 @@ __all__ = [
     "build_index",
     "evaluate",
     "faiss_index",
+    "learn_all",
     "optimize",
     "prune_store",
     "reduce_store",

@@ -13,7 +13,8 @@ def test_from_an_index_to_a_gate(nearlm, text_store):
     assert code == 0 and "50 % skipped" in out and "few to learn from" in err
     code, out, _ = nearlm("gate", text_store, "--text", valid, "-q", "--json", "--gate", "other", "--features", "fert")
     made = json.loads(out)
-    assert code == 0 and made["shape"]["features"] == ["fert"] and len(made["thresholds"]) == 99
+    assert code == 0 and made["gate"]["shape"]["features"] == ["fert"] and len(made["gate"]["thresholds"]) == 99
+    assert made["mixture"]["sources"] == ["knn", "ngram", "text"]
     code, out, _ = nearlm("eval", text_store, "--text", valid, "-q", "--json", "--gate", "other", "--skip", 0.5)
     found = json.loads(out)
     assert code == 0 and found["retrievals"] == round((1 - found["skipped"]) * found["tokens"])
@@ -45,7 +46,7 @@ def test_experiments_print_one_json_object(nearlm, text_store, tmp_path, quick_t
     valid = text_store.parent / "valid.txt"
     nearlm("index", text_store, "-q")
     assert json.loads(nearlm("tune", text_store, valid, "--json")[1])["best"]
-    assert json.loads(nearlm("gate", text_store, valid, "--json")[1])["shape"]
+    assert json.loads(nearlm("gate", text_store, valid, "--sources", "none", "--json")[1])["gate"]["shape"]
     assert json.loads(nearlm("ablate", text_store, valid, "--json")[1])["curves"]
     out = nearlm("sweep", text_store, 8, "--over", "dim", "--text", valid, "--out", tmp_path / "sweep", "--json")[1]
     assert [point["value"] for point in json.loads(out)["points"]] == [None, 8]

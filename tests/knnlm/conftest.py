@@ -5,7 +5,8 @@ from gated import SETTINGS, WINDOW, untrained
 
 from calls import build, build_index, load_knnlm
 from nearlm.base import files
-from nearlm.mixing.gate import save_gate
+from nearlm.mixing import Mixture, Training
+from nearlm.mixing.gate import Gate, save_gate
 from nearlm.mixing.ngrams import build_ngrams
 from nearlm.model.lm import LM
 from nearlm.search.retriever import Retriever
@@ -66,3 +67,11 @@ def knnlm(tmp_path_factory, tokenizer):
     store = build(lm, str(folder / "text.txt"), folder / "store", window=64, key_dtype="float32", quiet=True)
     build_index(store, "flat", quiet=True)
     return load_knnlm(store, lm, lam=0.5, knn_temperature=3.0, k=32)
+
+
+@pytest.fixture(scope="module")
+def mixed(store, double_lm, test_text):
+    """The store with a mixture, and a gate for it, both called `mixed`."""
+    Mixture.train(store, str(test_text), double_lm, name="mixed")
+    Gate.train(store, str(test_text), double_lm, Training(epochs=1), name="mixed", mixture="mixed")
+    return store

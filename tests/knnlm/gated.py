@@ -4,10 +4,13 @@ import numpy as np
 import torch
 
 from nearlm.mixing import gate_learning
+from nearlm.mixing.contexts import Contexts
 from nearlm.mixing.gate_learning import GateInfo, HeldOut, TrainingInfo
 from nearlm.mixing.gate_network import GateNetwork, Inputs, scalar_columns
 from nearlm.mixing.gate_training import thresholds_of
-from nearlm.mixing.ngrams import NGrams, last_tokens
+from nearlm.mixing.mixture_features import Known
+from nearlm.mixing.ngrams import NGrams
+from nearlm.mixing.trained import search_hash
 from nearlm.search.retriever import Retriever
 from nearlm.store import SearchSettings
 
@@ -28,7 +31,8 @@ def untrained(store, lm, weight, features):
     torch.manual_seed(5)
     network, shape = GateNetwork(Inputs(store.dim, features)), Inputs(store.dim, features)
     rng, places = np.random.default_rng(0), np.arange(0, len(store), 3)
-    counts = NGrams.open(store).look_up(last_tokens(store.tokens[:], store.document_bounds, store.origin.take(places)))
+    contexts = Contexts.of_text(store.tokens[:], store.document_bounds, store.origin.take(places))
+    counts = NGrams.open(store).look_up(contexts.last(4))
     scalars = scalar_columns(shape, len(places), rng.uniform(size=len(places)), rng.uniform(size=len(places)), counts)
     keys = store.keys.take(places)
     network.fit(torch.from_numpy(keys), torch.from_numpy(scalars))
@@ -42,7 +46,8 @@ def untrained(store, lm, weight, features):
         format=gate_learning.FORMAT,
         shape=shape,
         store=store.checksum,
-        search=gate_learning.search_hash(Retriever(store)),
+        mixture="",
+        search=search_hash(Retriever(store)),
         model=lm.fingerprint(),
         text="",
         settings=SearchSettings(index="default", **SETTINGS),
@@ -65,8 +70,9 @@ def by_hand(lm, store, gate, ids, skip):
         log_lm = lm.model(torch.tensor([ids])).logits[0].log_softmax(-1).numpy()
     hook.remove()
     queries, p_lm = seen[0][0].numpy(), np.exp(log_lm)
-    contexts = last_tokens(np.asarray(ids), np.array([0, len(ids) + 1]), np.arange(1, len(ids) + 1))
-    log_lam = gate.log_weights(queries, p_lm.max(1), -(p_lm * log_lm).sum(1), contexts)[:, 0]
+    contexts = Contexts.of_text(np.asarray(ids), np.array([0, len(ids) + 1]), np.arange(1, len(ids) + 1))
+    known = Known(p_lm.max(1), -(p_lm * log_lm).sum(1), p_lm.argmax(1), contexts)
+    log_lam = gate.log_weights(queries, known)[:, 0]
     lam = np.where(log_lam >= gate.threshold_at(skip), np.exp(log_lam), 0.0)
     keys, values = store.keys[:].astype(np.float64), store.values[:]
     p = p_lm.copy()

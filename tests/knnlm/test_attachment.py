@@ -255,3 +255,39 @@ def test_a_model_may_call_its_further_arguments_as_it_likes(double_lm, store):
         expected = model(ids, attention_mask=mask).logits
         assert torch.equal(other(ids, attention_mask=mask).logits, expected)
         assert not torch.allclose(expected[:, -1], model(ids).logits[:, -1])  # the mask arrives
+
+
+MIXED = [{"mixture": "mixed"}, {"gate": "mixed", "skip": 0.5}]
+
+
+@pytest.mark.parametrize("settings", MIXED)
+def test_a_mixture_gives_the_same_when_it_scores_and_when_it_is_attached(double_lm, mixed, settings):
+    knnlm = load_knnlm(mixed, double_lm, **settings)
+    text = make_text(30, seed=91)
+    ids = torch.tensor([[*mixed.manifest.bos, *double_lm.tokenizer(text)["input_ids"]]])[:, :40]
+    scores = knnlm.score(double_lm.tokenizer.decode(ids[0, len(mixed.manifest.bos) :]))
+    with nearlm.attach(double_lm, mixed, SearchSettings(**settings)) as model, torch.no_grad():
+        whole = model(ids).logits[0]
+    torch.testing.assert_close(whole.exp().sum(-1), torch.ones(len(whole), dtype=whole.dtype), rtol=1e-5, atol=0)
+    found = whole[:-1].gather(1, ids[0, 1:, None])[:, 0]
+    torch.testing.assert_close(found, torch.from_numpy(scores.logp[: len(found)]), rtol=1e-5, atol=1e-5)
+    assert (scores.lam > 0).any() and (scores.logp != scores.log_lm).any()
+    assert 0 < scores.retrieved.mean() < 1 or "skip" not in settings
+
+
+@pytest.mark.parametrize("settings", MIXED)
+def test_a_mixture_writes_the_same_with_a_cache_beams_and_padding(double_lm, mixed, settings):
+    knnlm = load_knnlm(mixed, double_lm, **settings)
+    for options in ({}, {"num_beams": 3}):
+        how = {"max_new_tokens": 8, "do_sample": False, **options}
+        together = knnlm.generate(PROMPTS, **how)
+        assert together == knnlm.generate(PROMPTS, use_cache=False, **how)
+        assert together == [knnlm.generate(prompt, **how) for prompt in PROMPTS]
+
+
+def test_gradients_flow_through_a_mixture(double_lm, mixed):
+    ids = torch.tensor([[0, *double_lm.tokenizer(PROMPTS[1])["input_ids"]]])
+    with nearlm.attach(double_lm, mixed, SearchSettings(mixture="mixed")) as model:
+        model(ids, labels=ids).loss.backward()
+    assert all(torch.isfinite(one.grad).all() for one in double_lm.model.parameters() if one.grad is not None)
+    double_lm.model.zero_grad()

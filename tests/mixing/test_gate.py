@@ -8,7 +8,9 @@ import pytest
 
 from nearlm.base import files
 from nearlm.base.errors import OptionError, StoreError
+from nearlm.mixing.contexts import Contexts
 from nearlm.mixing.gate import Gate, gate_files, save_gate
+from nearlm.mixing.mixture_features import Known
 from nearlm.search.retriever import Retriever
 from nearlm.store import SearchSettings
 
@@ -16,10 +18,9 @@ from nearlm.store import SearchSettings
 def test_a_gate_is_kept_whole(lm, tuned_store, valid_folder, gate):
     again = Gate.load(tuned_store)
     keys, ones = np.random.default_rng(0).normal(size=(9, 32)), np.ones(9)
-    contexts = np.asarray(tuned_store.tokens[:36], np.int32).reshape(9, 4)
-    np.testing.assert_array_equal(
-        again.log_weights(keys, ones, ones, contexts), gate.log_weights(keys, ones, ones, contexts)
-    )
+    contexts = Contexts.of_text(tuned_store.tokens[:36], np.array([0, 36]), np.arange(4, 40, 4))
+    known = Known(ones, ones, np.ones(9, np.int32), contexts)
+    np.testing.assert_array_equal(again.log_weights(keys, known), gate.log_weights(keys, known))
     text = gate_files(tuned_store, "default").description.read_text()
     assert str(tuned_store.path) not in text and json.loads(text)["settings"]["knn_temperature"] == 3.0
     assert "random" in gate.table() and not list(gate_files(tuned_store, "default").folder.glob("*.job"))
@@ -31,7 +32,7 @@ def test_auto_takes_the_largest_share_within_the_budget(gate, tuned_store):
 
     def judged(**changed):
         verdict = replace(gate.info, held_out=replace(held, **changed))
-        return Gate(gate.network, verdict, gate.settings, gate.ngrams)
+        return Gate(gate.network, verdict, gate.settings, gate.looked)
 
     one = judged()
     assert one.best_skip(0.105) == pytest.approx(0.1) and one.at("auto").skip == pytest.approx(0.1)
@@ -58,7 +59,7 @@ def test_what_does_not_fit_is_refused(lm, tuned_store, gate):
             gate.check(retriever, SearchSettings(knn_temperature=temperature, k=k), lm.fingerprint())
     with pytest.raises(OptionError, match="another model"):
         gate.check(fits, gate.settings, "0" * 64)
-    changed = Gate(gate.network, replace(gate.info, search="other"), gate.settings, gate.ngrams)
+    changed = Gate(gate.network, replace(gate.info, search="other"), gate.settings, gate.looked)
     with pytest.raises(OptionError, match="earlier index"):
         changed.check(fits, gate.settings, lm.fingerprint())
 

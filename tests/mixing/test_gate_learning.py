@@ -21,6 +21,7 @@ from nearlm.mixing.gate_training import (
     thresholds_of,
     train_network,
 )
+from nearlm.mixing.trained import trace_for, tuned_settings
 from nearlm.search.retriever import Retriever
 from tiny import make_text
 
@@ -78,13 +79,11 @@ def test_the_share_skipped_on_the_held_out_part_is_what_was_asked_for(lm, tuned_
 
     reading = tuned_store.reading()
     text = cache_text(valid_folder, lm.tokenizer, reading)
-    trace = gate_learning.trace_for(lm, Retriever(tuned_store, nprobe=8), text, reading, gate.settings, Heard())
+    trace = trace_for(lm, Retriever(tuned_store, nprobe=8), text, reading, gate.settings, Heard())
     held = split_rows(text.documents, 0).held
-    from nearlm.mixing.ngrams import last_tokens
-
-    contexts = last_tokens(text.tokens, text.bounds, text.windows.target_positions)[held]
+    known = trace.lm.known()[held]
     for skip in (0.05, 0.333, 0.5, 0.95):
-        lam = gate.at(skip).weights(trace.lm.keys[held], trace.lm.conf[held], trace.lm.ent[held], contexts)
+        lam = gate.at(skip).weights(trace.lm.keys[held], known)
         assert np.mean(lam == 0) == pytest.approx(skip, abs=0.01)
 
 
@@ -95,7 +94,7 @@ def test_a_tiny_text_warns_and_the_weight_stays_constant(lm, tuned_store, tmp_pa
     said = "\n".join(heard.lines)
     assert "few to learn from" in said and "two blocks" in said
     assert not made.learned and "λ stays as tuned" in said
-    assert made.lam == gate_learning.tuned_settings(tuned_store, "default").lam and made.at("auto", 100).skip == 0
+    assert made.lam == tuned_settings(tuned_store, "default").lam and made.at("auto", 100).skip == 0
     held = made.info.held_out
     assert held.curve[0] == pytest.approx(held.constant, rel=1e-12)
 

@@ -58,10 +58,11 @@ def log_softmax(x):
 def test_every_feature_can_be_left_out(features):
     shape, rng = Inputs(16, features), np.random.default_rng(0)
     counts = Counts(rng.integers(0, 9, (7, 4)), rng.integers(0, 9, (7, 4)))
-    conf, ent = rng.uniform(size=7), rng.uniform(size=7)
-    scalars = scalar_columns(shape, 7, conf, ent, counts)
+    conf, ent, suffix = rng.uniform(size=7), rng.uniform(size=7), rng.uniform(size=(7, 4))
+    scalars = scalar_columns(shape, 7, conf, ent, counts, suffix)
     columns = {"conf": conf[:, None], "ent": ent[:, None], "freq": np.log1p(counts[0]), "fert": np.log1p(counts[1])}
-    wanted = [columns[name] for name in ("conf", "ent", "freq", "fert") if name in features]
+    columns["suffix"] = suffix
+    wanted = [column for name, column in columns.items() if name in features]
     np.testing.assert_allclose(scalars, np.concatenate([np.empty((7, 0)), *wanted], axis=1), rtol=1e-6)
     network, keys = GateNetwork(shape), rng.normal(size=(7, 16)).astype(np.float32)
     before = network.log_weights(keys, scalars)

@@ -4,10 +4,12 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 
 from nearlm.base import NearLMWarning, OptionError
 from nearlm.mixing import Memory
 from nearlm.mixing.equations import log_p_knn, log_p_knn_vocabulary
+from nearlm.mixing.mixture_features import Known
 from nearlm.search import Retriever
 from nearlm.store import SearchSettings, Tuned, write_defaults, write_tuned
 
@@ -103,13 +105,17 @@ def test_probabilities_are_those_of_the_neighbours_at_its_temperature(opened, lm
     queries = opened.keys[:6].astype(np.float32) + 0.1
     near, targets = memory.search(queries), opened.values[:6]
     assert near.ids.shape == (6, 20)
-    np.testing.assert_allclose(
-        memory.log_p(near, targets), log_p_knn(near.distances, near.tokens, targets, 2.5), rtol=1e-12
-    )
-    whole = memory.log_p_vocabulary(near, lm.vocab_size)
-    expected = log_p_knn_vocabulary(near.distances, near.tokens, lm.vocab_size, 2.5)
-    np.testing.assert_allclose(whole, expected, rtol=1e-12)
-    np.testing.assert_allclose(np.exp(whole).sum(1), 1.0, rtol=1e-6)
+    prediction = memory.predict(queries, Known.of(None, None, 6))
+    log_lm = torch.randn(6, lm.vocab_size, dtype=torch.float64).log_softmax(-1)
+    log_knn, logp = prediction.score(log_lm[np.arange(6), targets].numpy(), targets)
+    expected = log_p_knn(near.distances, near.tokens, targets, 2.5)
+    np.testing.assert_allclose(log_knn, expected, rtol=1e-12)
+    p_lm = log_lm.exp().numpy()
+    p_knn = np.exp(log_p_knn_vocabulary(near.distances, near.tokens, lm.vocab_size, 2.5))
+    whole = prediction.log_p_vocabulary(log_lm).exp().numpy()
+    np.testing.assert_allclose(whole, memory.lam * p_knn + (1 - memory.lam) * p_lm, rtol=1e-9)
+    np.testing.assert_allclose(np.exp(logp), whole[np.arange(6), targets], rtol=1e-9)
+    assert prediction.retrieved.all() and (prediction.lam == memory.lam).all() and min(prediction.spent) >= 0
 
 
 def test_usual_settings_are_not_used_without_a_word(opened):

@@ -14,7 +14,8 @@ from calls import build
 from nearlm.base import Job, files
 from nearlm.base.errors import StoreError
 from nearlm.mixing import ngrams
-from nearlm.mixing.ngrams import NGrams, build_ngrams, last_tokens, verify_ngrams
+from nearlm.mixing.contexts import Contexts
+from nearlm.mixing.ngrams import NGrams, build_ngrams, verify_ngrams
 from synthetic import fake_store, forge, put, skewed_store
 from tiny import make_text
 
@@ -42,7 +43,7 @@ def all_contexts(documents):
     """The contexts of every position of the corpus, and some that are not in it."""
     stream = np.array([token for document in documents for token in document], np.int32)
     bounds = np.cumsum([0, *map(len, documents)])
-    seen = last_tokens(stream, bounds, np.arange(len(stream)))
+    seen = Contexts.of_text(stream, bounds, np.arange(len(stream))).last(4)
     others = np.random.default_rng(0).choice([-1, 0, 1, 2, 3, 7, 50, 999_999], (60, 4)).astype(np.int32)
     return np.concatenate([seen, others])
 
@@ -66,20 +67,6 @@ def test_tables_equal_counting(tmp_path_factory, documents, limit):
         patch.setattr(ngrams, "GROUP_POSITIONS", limit)  # groups of one first token are cut by the second
         patch.setattr(ngrams, "_BLOCK", 7)
         check(build_ngrams(fake_store(tmp_path_factory.mktemp("ngrams"), documents, 2)), documents)
-
-
-def test_contexts_end_where_their_document_begins():
-    tokens, bounds = np.arange(10, 20, dtype=np.int32), np.array([0, 4, 5, 10])
-    found = last_tokens(tokens, bounds, np.array([0, 1, 3, 4, 5, 6, 9]))
-    assert found.tolist() == [
-        [-1, -1, -1, -1],
-        [-1, -1, -1, 10],
-        [-1, 10, 11, 12],
-        [-1, -1, -1, -1],
-        [-1, -1, -1, -1],
-        [-1, -1, -1, 15],
-        [15, 16, 17, 18],
-    ]
 
 
 def random_documents(seed=0):

@@ -7,7 +7,6 @@ from pointing import how
 from calls import load_knnlm
 from nearlm.mixing.gate import Gate
 from nearlm.mixing.gate_training import split_rows
-from nearlm.mixing.ngrams import last_tokens
 from nearlm.mixing.traces import cache_text, trace_lm, trace_search
 from nearlm.optimizer.optimization import optimize
 from nearlm.search.retriever import Retriever
@@ -32,7 +31,6 @@ def test_the_share_to_skip_is_the_largest_within_the_budget_of_vanilla(store, lm
     )
     paper = trace_search(traced, Retriever(store, "measured-paper"), 1024).log_p_knn(vanilla.knn_temperature)
     log_vanilla = np.logaddexp(log_lm + np.log1p(-vanilla.lam), paper + np.log(vanilla.lam))
-    contexts = last_tokens(traced.text.tokens, traced.text.bounds, traced.text.windows.target_positions)
     documents = np.asarray(traced.text.documents)
 
     def margin(logp, chosen):
@@ -53,7 +51,7 @@ def test_the_share_to_skip_is_the_largest_within_the_budget_of_vanilla(store, lm
     assert plain.margin == pytest.approx(margin(mixed, np.arange(len(mixed))), rel=0.01)  # the store was rotated
     within = []
     for percent in range(100):
-        lam = gate.at(percent / 100).weights(traced.keys, traced.conf, traced.ent, contexts)
+        lam = gate.at(percent / 100).weights(traced.keys, traced.known())
         with np.errstate(divide="ignore"):
             logp = np.logaddexp(log_lm + np.log1p(-lam), ours + np.log(lam))
         if sure(logp, rows) and sure(logp, np.arange(len(logp))):

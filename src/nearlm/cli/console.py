@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nearlm.knnlm import KNNLM, Explanation
 
 MOST_EXPLAINED = 20
+_SOURCES = {"knn": "neighbours", "ngram": "∞-gram", "text": "text so far"}
 _Sampling = Parameter(group=SAMPLING)
 
 
@@ -115,6 +116,12 @@ def choose_explained(explained: "Sequence[Explanation]", most: int | None) -> "l
 def format_explanation(one: "Explanation") -> str:
     """Write one token's explanation on a line, with a line for each of the nearest contexts."""
     lines = [f"{one.token!r:18} p_LM {one.p_lm:.4f}  p_kNN {one.p_knn:.4f}  λ {one.lam:.2f}  p {one.p:.4f}"]
+    if one.sources:
+        parts = [f"{_SOURCES[name]} {weight:.2f} of {p:.4f}" for name, (weight, p) in one.sources.items()]
+        lines.append(f"{'':6}weights: {', '.join(parts)}")
+    if one.suffix is not None:
+        times = f"{one.suffix.count:,} times" if one.suffix.count > 1 else "once"
+        lines.append(f"{'':6}the last {one.suffix.length} tokens occur {times}, e.g. in {one.suffix.document}")
     for distance, context in one.nearest:
         before = " ".join(context.text.split())[-60:]
         lines.append(f"{'':6}{distance:8.2f}  …{before} → {context.target!r}  ({context.document}, {context.position})")

@@ -21,7 +21,7 @@ from nearlm.cli.options import (
     load_model,
     option,
 )
-from nearlm.mixing import Gate, Training
+from nearlm.mixing import ALL_SOURCES, Training, learn_all
 from nearlm.paper.ablation import ablate
 from nearlm.paper.report import ablation_figure, check_figure, sweep_figure
 from nearlm.paper.sweep import SweepOptions, sweep
@@ -33,18 +33,32 @@ def gate_command(
     /,
     source: Source,
     *,
-    gate: Annotated[str, option(TRAINING, "Name of the gate to make.")] = DEFAULT,
+    gate: Annotated[str, option(TRAINING, "Name of the mixture and gate to make.")] = DEFAULT,
+    sources: Annotated[
+        str, option(TRAINING, "What to mix with the LM: some of knn,ngram,text, or none for the paper's gate alone.")
+    ] = ALL_SOURCES,
     index: IndexName = DEFAULT,
     training: Annotated[Training, flat(TRAINING)] = Training(),
     stride: Stride = None,
     spec: Model = OWN_MODEL,
     output: Shown = PLAIN,
 ) -> None:
-    """Train a gate on a validation text: when to skip retrieval, and how much to trust the memory."""
+    """Learn from a validation text how much to trust the memory for each token, and when to skip retrieval."""
     opened = Datastore.open(store)
     lm = load_model(opened, spec)
-    made = Gate.train(opened, source, lm, training, name=gate, index=index, stride=stride, reporter=output.reporter)
-    output.tell(made.info if output.as_json else made)
+    made = learn_all(
+        opened,
+        source,
+        lm,
+        training,
+        name=gate,
+        index=index,
+        sources=sources,
+        stride=stride,
+        reporter=output.reporter,
+    )
+    infos = {"mixture": made.mixture and made.mixture.info, "gate": made.gate.info}
+    output.tell(infos if output.as_json else made)
 
 
 def ablate_command(

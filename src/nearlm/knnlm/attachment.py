@@ -6,14 +6,14 @@ import inspect
 from types import MethodType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from nearlm.base import Doubles, Floats, Int32s, ModelError
-from nearlm.knnlm.history import as_tokens, contexts_of, keep_history, read_history
-from nearlm.mixing import Memory, log_weights, mix_logs
-from nearlm.model.lm import LM, AnyModel, confidence_and_entropy
+from nearlm.base import ModelError
+from nearlm.knnlm.history import contexts_of, ends_of, keep_history, read_history
+from nearlm.knnlm.scoring import LMStatistics
+from nearlm.mixing import Contexts, Known, Memory
+from nearlm.model.lm import LM, AnyModel, statistics_of
 from nearlm.model.passes import turn
 from nearlm.model.tap import capture, find_head
 from nearlm.store import AnyStore, Datastore, SearchSettings
@@ -93,7 +93,6 @@ def _mixing_forward(lm: LM, memory: Memory) -> Any:
     """Return a model's forward pass that mixes the memory in."""
     model: Any = lm.model
     original = model.forward
-    gate = memory.gate
     behind = lm.tap.module is find_head(model)  # the model picks positions before its head
     parameters = inspect.signature(original)
 
@@ -102,7 +101,7 @@ def _mixing_forward(lm: LM, memory: Memory) -> Any:
         labels = kwargs.pop("labels", None)
         history = None
         ids: Any = kwargs.get("input_ids")
-        if gate is not None and gate.needs_contexts:
+        if memory.needs_contexts:
             history = read_history(ids, kwargs)
         with capture(lm.tap, stop=False) as vectors:
             output = original(**kwargs, return_dict=True)
@@ -111,7 +110,7 @@ def _mixing_forward(lm: LM, memory: Memory) -> Any:
         contexts = None
         if history is not None:
             keep_history(output, history)
-            contexts = as_tokens(_keep(contexts_of(history, ids.shape[1]), output.logits, kept))
+            contexts = contexts_of(history, _keep(ends_of(history, ids.shape[1]), output.logits, kept))
         logits = _mix(memory, output.logits, _keep(keys, output.logits, kept, picked=behind), contexts)
         output = dataclasses.replace(output, loss=_loss(model, logits, labels, kwargs), logits=logits)
         return output if return_dict is not False else output.to_tuple()
@@ -150,8 +149,8 @@ def _by_name(parameters: inspect.Signature, args: Any, kwargs: dict[str, Any]) -
     return named
 
 
-def _mix(memory: Memory, logits: Tensor, keys: Tensor, contexts: Int32s | None) -> Tensor:
-    """Return log(λ p_kNN + (1 - λ) p_LM) for logits [batch, positions, vocabulary]; λ = 0 searches nothing."""
+def _mix(memory: Memory, logits: Tensor, keys: Tensor, contexts: Contexts | None) -> Tensor:
+    """Return log p of the mixture for logits [batch, positions, vocabulary]."""
     exact = logits.dtype if logits.dtype == torch.float64 else torch.float32
     flat = logits.reshape(-1, logits.shape[-1])
     queries = keys.detach().reshape(-1, keys.shape[-1]).float().cpu().numpy()
@@ -160,36 +159,18 @@ def _mix(memory: Memory, logits: Tensor, keys: Tensor, contexts: Int32s | None) 
     for start in range(0, len(flat), rows):
         part = slice(start, start + rows)
         log_lm = flat[part].to(exact).log_softmax(-1)
-        lam = _weights(memory, log_lm, queries[part], None if contexts is None else contexts[part])
-        out[part] = log_lm
-        retrieved = np.flatnonzero(lam)
-        if len(retrieved):
-            picked = torch.from_numpy(retrieved).to(logits.device)
-            out[start + picked] = _search_and_mix(memory, log_lm[picked], queries[part][retrieved], lam[retrieved])
+        known = Known.of(_statistics(memory, log_lm), None if contexts is None else contexts[part], len(log_lm))
+        out[part] = memory.predict(queries[part], known).log_p_vocabulary(log_lm)
     return out.view(*logits.shape)
 
 
-def _weights(memory: Memory, log_lm: Tensor, queries: Floats, contexts: Int32s | None) -> Doubles:
-    """Return the one λ, or what the gate says."""
-    gate = memory.gate
-    if gate is None:
-        return np.full(len(queries), memory.lam)
-    conf = ent = None
-    if gate.needs_statistics:
-        measured = confidence_and_entropy(log_lm.detach())
-        conf, ent = (value.float().cpu().numpy() for value in measured[1:])
-    return gate.weights(queries, conf, ent, contexts)
-
-
-def _search_and_mix(memory: Memory, log_lm: Tensor, queries: Floats, lam: Doubles) -> Tensor:
-    """Search for rows whose λ is not 0, and mix what was found into them."""
-    near = memory.search(queries)
-    knn = memory.log_p_vocabulary(near, log_lm.shape[-1])
-    log_knn = torch.from_numpy(knn).to(log_lm.device, log_lm.dtype)
-    empty = torch.from_numpy((near.tokens < 0).all(axis=1)).to(log_lm.device)
-    log_knn[empty] = log_lm[empty]
-    weights = (torch.from_numpy(part[:, None]).to(log_lm.device, log_lm.dtype) for part in log_weights(lam))
-    return mix_logs(log_lm, log_knn, *weights)  # type: ignore[no-any-return]
+def _statistics(memory: Memory, log_lm: Tensor) -> LMStatistics | None:
+    """Return what the memory wants to know of the LM, if anything."""
+    if not memory.needs_statistics:
+        return None
+    found = statistics_of(log_lm.detach())
+    conf, ent = (value.float().cpu().numpy() for value in (found.conf, found.ent))
+    return LMStatistics(conf, ent, found.top.int().cpu().numpy())
 
 
 def _keep(rows: Tensor, logits: Tensor, kept: int | Tensor, *, picked: bool = False) -> Tensor:

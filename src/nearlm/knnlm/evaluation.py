@@ -9,7 +9,6 @@ import numpy as np
 from nearlm.base import QUIET, OptionError, Reporter
 from nearlm.knnlm.knnlm import KNNLM
 from nearlm.knnlm.scoring import Scorer, Timer
-from nearlm.mixing import warm_up
 from nearlm.model.lm import AnyModel
 from nearlm.store import AnyStore, SearchSettings
 from nearlm.text import SCORE_BATCH_TOKENS, Texts, TokenText, read_once
@@ -98,9 +97,8 @@ def evaluate_tokens(
     knnlm: KNNLM, text: TokenText, *, batch_tokens: int = SCORE_BATCH_TOKENS, reporter: Reporter = QUIET
 ) -> Evaluation:
     """Score a tokenised text."""
-    warm_up()
-    if knnlm.gate is not None:
-        knnlm.gate.warm_up()
+    if knnlm.memory is not None:
+        knnlm.memory.warm_up()
     scorer = Scorer(knnlm.lm, knnlm.memory)
     logp = 0.0
     log_lm = 0.0
@@ -139,7 +137,7 @@ def _summary(knnlm: KNNLM, text: TokenText, logp: float, log_lm: float, retrieva
         rest_share=rest / seconds,
         skipped=1 - retrievals / tokens,
         gate_microseconds=timer.gate / tokens * 1e6 if knnlm.gate else None,
-        search=replace(used, lam=None) if knnlm.gate else used,  # a gate does not have one λ
+        search=used if knnlm.memory is None or knnlm.memory.constant else replace(used, lam=None),
     )
 
 

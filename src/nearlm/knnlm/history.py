@@ -8,11 +8,12 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from nearlm.base import Int32s, ModelError
-from nearlm.mixing import MAX_N
+from nearlm.base import ModelError
+from nearlm.mixing import Contexts
 
 _KEPT = "_nearlm_history"
 _CACHES = ("past_key_values", "cache_params")
@@ -26,7 +27,7 @@ _FOLLOWED: dict[str, Callable[[Tensor, Any], Tensor]] = {
 def read_history(ids: Tensor | None, arguments: dict[str, Any]) -> Tensor:
     """Return all tokens up to the new `ids`, [rows, past + new], with -1 for padding, before a forward pass."""
     if ids is None:
-        raise ModelError("the gate looks at tokens, but the model was given inputs_embeds; give it input_ids")
+        raise ModelError("the memory looks at tokens, but the model was given inputs_embeds; give it input_ids")
     cache = _cache_of(arguments)
     past = 0 if cache is None else int(cache.get_seq_length())
     before = ids[:, :0]
@@ -34,7 +35,7 @@ def read_history(ids: Tensor | None, arguments: dict[str, Any]) -> Tensor:
         kept = getattr(cache, _KEPT, None)
         if kept is None or kept.shape[1] < past or len(kept) != len(ids):
             raise ModelError(
-                f"the cache holds {past} tokens that were read without the gate, which must see them; "
+                f"the cache holds {past} tokens that were read without the memory, which must see them; "
                 "begin with an empty cache"
             )
         before = kept[:, :past].to(ids.device)
@@ -53,15 +54,23 @@ def keep_history(output: Any, history: Tensor) -> None:
             setattr(cache, name, MethodType(_following(name, change), cache))  # a method is copied with its object
 
 
-def contexts_of(history: Tensor, new: int) -> Tensor:
-    """Return the last four tokens at each of the last `new` positions, [rows, new, 4], -1 before the beginning."""
-    padded = torch.nn.functional.pad(history, (MAX_N - 1, 0), value=-1)
-    return padded.unfold(1, MAX_N, 1)[:, history.shape[1] - new :]
+def ends_of(history: Tensor, new: int) -> Tensor:
+    """Return where the contexts of the last `new` positions end in the rows of a history, [rows, new]."""
+    ends = torch.arange(history.shape[1] - new + 1, history.shape[1] + 1, device=history.device)
+    return ends.expand(len(history), new)
 
 
-def as_tokens(contexts: Tensor) -> Int32s:
-    """Return contexts as one array, [n, 4]."""
-    return contexts.reshape(-1, MAX_N).int().cpu().numpy()
+def contexts_of(history: Tensor, ends: Tensor) -> Contexts:
+    """Return the contexts that end at some places of each row, [rows, n]; they begin after the row's padding."""
+    rows, length = history.shape
+    tokens = history.int().cpu().numpy()
+    places = np.arange(length)
+    padding = np.where(tokens < 0, places + 1, 0)
+    begins = np.maximum.accumulate(np.concatenate([np.zeros((rows, 1), np.int64), padding], 1), 1)
+    within = ends.cpu().numpy()
+    offset = np.arange(rows)[:, None] * length
+    first = np.take_along_axis(begins, within, 1)
+    return Contexts(tokens.reshape(-1), (offset + first).reshape(-1), (offset + within).reshape(-1))
 
 
 def _following(name: str, change: Callable[[Tensor, Any], Tensor]) -> Callable[[Any, Any], None]:
@@ -75,7 +84,7 @@ def _following(name: str, change: Callable[[Tensor, Any], Tensor]) -> Callable[[
 def _cache_of(arguments: dict[str, Any]) -> Any:
     cache = next((found for name in _CACHES if (found := arguments.get(name)) is not None), None)
     if cache is not None and not hasattr(cache, "get_seq_length"):
-        raise ModelError(f"the gate does not know caches of type {type(cache).__name__}; pass use_cache=False")
+        raise ModelError(f"the memory does not know caches of type {type(cache).__name__}; pass use_cache=False")
     return cache
 
 

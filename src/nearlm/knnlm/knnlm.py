@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
@@ -51,8 +51,17 @@ class GenerateOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
+class Suffix:
+    """The longest suffix of a context that occurs in the store's text: its tokens, how often, and one document."""
+
+    length: int
+    count: int
+    document: str
+
+
+@dataclass(frozen=True)
 class Explanation:
-    """One token of a text: what LM and memory thought of it, and the nearest contexts (text and token) behind that."""
+    """One token of a text: what LM and memory thought of it, and the contexts (text and token) behind that."""
 
     token: str
     p_lm: float
@@ -60,6 +69,8 @@ class Explanation:
     p: float
     lam: float
     nearest: list[tuple[float, Context]]
+    sources: dict[str, tuple[float, float]] = field(default_factory=dict)  # of a mixture: each one's weight and p
+    suffix: Suffix | None = None
 
 
 class KNNLM:
@@ -129,9 +140,16 @@ class KNNLM:
     def explain(self, ids: Sequence[int], first: int = 1, nearest: int = 3) -> Iterator[Explanation]:
         """Explain the tokens of a sequence from position `first` on: what LM and memory thought of each, and why."""
         explained: dict[int, Explanation] = {}
-        for batch in self._score_batches(np.asarray(ids, np.int32)):
-            wanted = np.flatnonzero(batch.positions >= max(first, 1))
-            explained |= {int(batch.positions[row]): self._explanation(batch, int(row), nearest) for row in wanted}
+        tokens = np.asarray(ids, np.int32)
+        for batch in self._score_batches(tokens):
+            sources = {}
+            if batch.prediction is not None:
+                sources = batch.prediction.by_source(batch.scores.log_lm, batch.scores.tokens)
+            for row in np.flatnonzero(batch.positions >= max(first, 1)).tolist():
+                weighed = {name: (float(weight[row]), float(p[row])) for name, (weight, p) in sources.items()}
+                one = self._explanation(batch, row, nearest)
+                position = int(batch.positions[row])
+                explained[position] = replace(one, sources=weighed, suffix=self._suffix(tokens, position))
         yield from (explained[position] for position in sorted(explained))
 
     def _explanation(self, batch: ScoredBatch, row: int, nearest: int) -> Explanation:
@@ -144,6 +162,17 @@ class KNNLM:
             lam=float(scores.lam[row]),
             nearest=self._nearest(batch, row, nearest),
         )
+
+    def _suffix(self, tokens: Int32s, position: int) -> Suffix | None:
+        """Look up the longest suffix of what stands before a position, if a mixture does."""
+        infinigram = self.memory.mixture.infinigram if self.memory and self.memory.mixture else None
+        if infinigram is None:
+            return None
+        found = infinigram.look_up(tokens, np.zeros(1, np.int64), np.array([position]))
+        if not found.length[0]:
+            return None
+        place = int(infinigram.order[found.begin[0]])
+        return Suffix(int(found.length[0]), int(found.end[0] - found.begin[0]), self.store.document_of(place)[0])
 
     def _nearest(self, batch: ScoredBatch, row: int, count: int) -> list[tuple[float, Context]]:
         if batch.near is None or not batch.scores.retrieved[row]:

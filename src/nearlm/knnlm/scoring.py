@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
-from nearlm.base import Doubles, Floats, Int32s, Ints
-from nearlm.mixing import Memory, back_off, last_tokens, mix, perplexity
+from nearlm.base import Array, Doubles, Floats, Int32s, Ints
+from nearlm.mixing import Contexts, Known, Memory, Prediction, perplexity
 from nearlm.model.lm import LM
 from nearlm.search import Neighbors
 from nearlm.text import SCORE_BATCH_TOKENS, Batch, Windows, fill_batch, plan_batches
@@ -54,20 +55,32 @@ class TokenScores:
 
 
 class ScoredBatch(NamedTuple):
-    """The scores of a batch, their places in the text, and the neighbours of the tokens that retrieved."""
+    """The scores of a batch, their places in the text, and what the memory said of them, if there is one."""
 
     positions: Ints
     scores: TokenScores
-    near: Neighbors | None
+    prediction: Prediction | None
+
+    @property
+    def near(self) -> Neighbors | None:
+        """The neighbours of the tokens that retrieved."""
+        return self.prediction.near if self.prediction is not None else None
+
+
+class LMStatistics(NamedTuple):
+    """Max p of the LM, its entropy and its likeliest token, of each position."""
+
+    conf: Floats
+    ent: Floats
+    top: Int32s
 
 
 class Predicted(NamedTuple):
-    """What the LM says of a batch's targets: log p, the queries, its confidence and entropy if a gate needs them."""
+    """What the LM says of a batch's targets: log p, the queries, and statistics if the memory needs them."""
 
     log_lm: Doubles
     queries: Floats
-    conf: Floats | None
-    ent: Floats | None
+    statistics: LMStatistics | None
 
 
 class _Remembered(NamedTuple):
@@ -117,58 +130,45 @@ class Scorer:
         self.timer.add(remembered.spent)
         return remembered.batch
 
-    def _contexts(self, tokens: Int32s, bounds: Ints, windows: Windows) -> Int32s | None:
-        """Return what the gate wants to know of the tokens before the targets, if anything."""
-        if self.memory is None or self.memory.gate is None or not self.memory.gate.needs_contexts:
+    def _contexts(self, tokens: Int32s, bounds: Ints, windows: Windows) -> Contexts | None:
+        """Return what the memory wants to know of the tokens before the targets, if anything."""
+        if self.memory is None or not self.memory.needs_contexts:
             return None
-        started = time.perf_counter()
-        contexts = last_tokens(tokens, bounds, windows.target_positions)
-        self.timer.gate += time.perf_counter() - started
-        return contexts
+        return Contexts.of_text(tokens, bounds, windows.target_positions)
 
     def _predict(self, batch: Batch) -> Predicted:
         """Run the LM over a batch."""
         started = time.perf_counter()
-        gate = self.memory.gate if self.memory is not None else None
-        scores = self.lm.score(batch, statistics=gate is not None and gate.needs_statistics)
-        conf, ent = (None if value is None else value.float().cpu().numpy() for value in (scores.conf, scores.ent))
-        predicted = Predicted(scores.logp.double().cpu().numpy(), scores.keys.float().cpu().numpy(), conf, ent)
+        wanted = self.memory is not None and self.memory.needs_statistics
+        scores = self.lm.score(batch, statistics=wanted)
+        statistics = (
+            LMStatistics(*(_array(value) for value in (scores.conf, scores.ent, scores.top))) if wanted else None
+        )
+        predicted = Predicted(scores.logp.double().cpu().numpy(), scores.keys.float().cpu().numpy(), statistics)
         self.timer.lm += time.perf_counter() - started
         return predicted
 
-    def _remember(self, windows: Windows, batch: Batch, contexts: Int32s | None, predicted: Predicted) -> _Remembered:
-        """Search the memory for the tokens that do not skip it, and mix what it says with what the LM said."""
+    def _remember(self, windows: Windows, batch: Batch, contexts: Contexts | None, predicted: Predicted) -> _Remembered:
+        """Ask the memory, and mix what it says with what the LM said."""
         spent = Timer()
         log_lm = predicted.log_lm
-        lam = self._weights(predicted, contexts, spent)
-        retrieved = lam > 0
-        if self.memory is not None and self.memory.gate is None:
-            retrieved[:] = True
-        log_knn = np.full(len(log_lm), -np.inf)
-        logp = log_lm
-        near = None
-        if self.memory is not None and retrieved.any():
-            started = time.perf_counter()
-            near = self.memory.search(predicted.queries[retrieved])
-            searched = time.perf_counter()
-            log_knn[retrieved] = self.memory.log_p(near, batch.targets[retrieved])
-            logp = log_lm.copy()
-            logp[retrieved] = mix(
-                log_lm[retrieved], back_off(log_knn[retrieved], log_lm[retrieved], near.tokens), lam[retrieved]
-            )
-            spent.search = searched - started
-            spent.mixing = time.perf_counter() - searched
-        scores = TokenScores(batch.targets, log_lm, log_knn, logp, lam, retrieved)
-        return _Remembered(ScoredBatch(windows.target_positions, scores, near), spent)
-
-    def _weights(self, predicted: Predicted, contexts: Int32s | None, spent: Timer) -> Doubles:
-        """Return the λ of every token."""
-        count = len(predicted.log_lm)
+        count = len(log_lm)
         if self.memory is None:
-            return np.zeros(count)
-        if self.memory.gate is None:
-            return np.full(count, self.memory.lam)
+            nothing = np.zeros(count)
+            scores = TokenScores(
+                batch.targets, log_lm, np.full(count, -np.inf), log_lm, nothing, np.zeros(count, np.bool_)
+            )
+            return _Remembered(ScoredBatch(windows.target_positions, scores, None), spent)
+        known = Known.of(predicted.statistics, contexts, count)
+        prediction = self.memory.predict(predicted.queries, known)
         started = time.perf_counter()
-        lam = self.memory.gate.weights(predicted.queries, predicted.conf, predicted.ent, contexts)
-        spent.gate = time.perf_counter() - started
-        return lam
+        log_knn, logp = prediction.score(log_lm, batch.targets)
+        spent.gate, spent.search, mixing = prediction.spent
+        spent.mixing = mixing + time.perf_counter() - started
+        scores = TokenScores(batch.targets, log_lm, log_knn, logp, prediction.lam, prediction.retrieved)
+        return _Remembered(ScoredBatch(windows.target_positions, scores, prediction), spent)
+
+
+def _array(values: Tensor | None) -> Array:
+    assert values is not None
+    return (values.float() if values.is_floating_point() else values.int()).cpu().numpy()

@@ -1,8 +1,9 @@
 """How memory and LM are mixed: equations, traces, tuning, gates, n-grams of any length, and a memory ready for use."""
 
-from nearlm.mixing.equations import back_off, log_weights, mix, mix_logs, perplexity, warm_up
+from nearlm.mixing.contexts import Contexts
+from nearlm.mixing.equations import mix, perplexity
 from nearlm.mixing.gate import Gate, gate_files, verify_gate
-from nearlm.mixing.gate_learning import examples_of, judge, search_only, trace_for
+from nearlm.mixing.gate_learning import Looked, Ways, examples_of, judge
 from nearlm.mixing.gate_network import FEATURES, Inputs, capped_lambda
 from nearlm.mixing.gate_training import (
     SHARES,
@@ -17,7 +18,12 @@ from nearlm.mixing.gate_training import (
     train_network,
 )
 from nearlm.mixing.infinigram import MAX_LENGTH, InfiniGram, Matches, build_infinigram, verify_infinigram
+from nearlm.mixing.learning import Learned, learn_all
 from nearlm.mixing.memory import Memory
-from nearlm.mixing.ngrams import MAX_N, build_ngrams, last_tokens, verify_ngrams
+from nearlm.mixing.mixture import ALL_SOURCES, Mixture, verify_mixture
+from nearlm.mixing.mixture_features import Known
+from nearlm.mixing.ngrams import verify_ngrams
+from nearlm.mixing.prediction import Prediction
 from nearlm.mixing.traces import LMTrace, Trace, cache_text, room_for_traces, trace_lm, trace_search, trace_text
+from nearlm.mixing.trained import search_only, trace_for
 from nearlm.mixing.tuning import Tuning, best_setting, best_settings, paper_setting, tune, tuned_at

@@ -7,25 +7,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from nearlm.base import QUIET, Doubles, Int32s, Job, OptionError, Reals, Reporter, StoreError, files
+from nearlm.base import QUIET, Doubles, Job, OptionError, Reals, Reporter, StoreError, files
 from nearlm.base.records import FileInfo, check_files, check_names, read_record, write_record
-from nearlm.mixing.gate_learning import (
-    FORMAT,
-    GateInfo,
-    Verdict,
-    learn,
-    search_hash,
-    search_only,
-    trace_for,
-    tuned_settings,
-)
-from nearlm.mixing.gate_network import GateNetwork, capped_lambda, scalar_columns
+from nearlm.mixing.contexts import Contexts
+from nearlm.mixing.gate_learning import FORMAT, GateInfo, Looked, Verdict, Ways, learn
+from nearlm.mixing.gate_network import GateNetwork, capped_lambda
 from nearlm.mixing.gate_training import SHARES, SURE, TRUSTED_TOKENS, Training
-from nearlm.mixing.ngrams import MAX_N, NGrams
-from nearlm.mixing.traces import cache_text
+from nearlm.mixing.mixture import Mixture
+from nearlm.mixing.mixture_features import Known, Proposal
+from nearlm.mixing.mixture_training import Searched, mixture_examples
+from nearlm.mixing.traces import Trace, trace_text
+from nearlm.mixing.trained import check_trained, search_for, tuned_settings
 from nearlm.model.lm import AnyModel
 from nearlm.search import Retriever
-from nearlm.store import DEFAULT, NO_GATE, AnyStore, Datastore, GateFiles, SearchSettings
+from nearlm.store import DEFAULT, NONE, AnyStore, Datastore, GateFiles, SearchSettings, Tuned
 from nearlm.store.model_files import load_lm
 from nearlm.text import Texts, TokenText
 
@@ -33,11 +28,11 @@ DEFAULT_BUDGET = 0.1
 
 
 class Gate:
-    """A trained gate of a store's index: it gives each context its λ, 0 where retrieval is skipped.
+    """A trained gate of a store's index: before the search it gives each context its λ, 0 where it skips retrieval.
 
     The network ranks contexts by how much they gain from the memory. Its λ(c) is used too when `weight` is learned;
-    when that was no better than one λ for all, or the network only classifies, `weight` is constant. `at` sets the
-    share of contexts that skip retrieval.
+    when that was no better than one λ for all, or the network only classifies, `weight` is constant. A gate for a
+    mixture only ranks. `at` sets the share of contexts that skip retrieval.
 
     Example:
         >>> tuning = nearlm.tune("mystore", "valid/")
@@ -50,7 +45,7 @@ class Gate:
         network: GateNetwork,
         verdict: Verdict,
         settings: SearchSettings,
-        ngrams: NGrams | None,
+        looked: Looked,
         name: str = DEFAULT,
         skip: float = 0.0,
     ):
@@ -58,7 +53,7 @@ class Gate:
         self.inputs = network.inputs
         self.verdict = verdict
         self.settings = settings
-        self.ngrams = ngrams
+        self.looked = looked
         self.name = name
         self.lam = verdict.lam
         self.learned = verdict.weight == "learned"
@@ -66,8 +61,8 @@ class Gate:
         self.skip = skip
         self.threshold = self.threshold_at(skip)
         self.trivial = skip == 1 or (skip == 0 and not self.learned)
-        self.needs_statistics = self.inputs.statistics and not self.trivial
-        self.needs_contexts = self.inputs.counts and not self.trivial
+        self.needs_statistics = (self.inputs.statistics or self.inputs.suffix) and not self.trivial
+        self.needs_contexts = (self.inputs.counts or self.inputs.suffix) and not self.trivial
 
     @classmethod
     def train(
@@ -79,6 +74,7 @@ class Gate:
         *,
         name: str = DEFAULT,
         index: str = DEFAULT,
+        mixture: str | None = None,
         stride: int | None = None,
         reporter: Reporter = QUIET,
     ) -> "Gate":
@@ -91,22 +87,21 @@ class Gate:
             training: How the network is trained.
             name: Name of the gate.
             index: Which index of the store it is for.
+            mixture: Which mixture of the store it works with; by default none, and the gate chooses λ itself.
             stride: Tokens from window to window, by default the window.
             reporter: Whom to tell of the progress.
-
         """
         store = Datastore.open(store)
         place = gate_files(store, name)
         tuned = tuned_settings(store, index)
         lm = load_lm(store, model)
-        reading = store.reading(stride)  # a text that has been read already has its stride
         place.folder.mkdir(parents=True, exist_ok=True)
         with files.lock(place.folder):
             job = Job(place.folder, "gate")
-            if not isinstance(text, TokenText):
-                text = cache_text(text, lm.tokenizer, reading, reporter)
-            trace = trace_for(lm, Retriever.open(store, tuned), text, reading, tuned, reporter)
-            network, info = learn(lm, trace, job, training, tuned, reporter)
+            traced = trace_text(lm, store, text, reporter, stride=stride)
+            trace = search_for(traced, Retriever.open(store, tuned), tuned, reporter)
+            ways = None if mixture is None else _ways(Mixture.load(store, mixture), trace, tuned)
+            network, info = learn(lm, trace, job, training, tuned, reporter, ways)
             save_gate(place, network, info)
             job.close()
         return cls.load(store, name)
@@ -126,7 +121,7 @@ class Gate:
         if info.store != store.checksum:
             raise StoreError(f"gate {name!r} is of an earlier state of {store.path}; train it again: {again}")
         network = _read_network(place, info, store.query_dim)
-        return cls(network.eval(), info, info.settings, NGrams.open(store) if info.shape.counts else None, name)
+        return cls(network.eval(), info, info.settings, Looked.open(store, info.shape), name)
 
     def __repr__(self) -> str:
         weight = "λ(c)" if self.learned else f"λ={self.lam:g}"
@@ -140,32 +135,17 @@ class Gate:
 
     @property
     def bytes(self) -> int:
-        """The size of its files and of the n-gram tables that it looks up."""
-        own = sum(file.bytes for file in self.info.files.values())
-        return own + (self.ngrams.bytes if self.ngrams else 0)
+        """The size of its files and of the tables that it looks up."""
+        return sum(file.bytes for file in self.info.files.values()) + self.looked.bytes
 
-    def check(self, retriever: Retriever, settings: SearchSettings, fingerprint: str) -> None:
-        """Refuse an index, search settings or a model other than those of the training."""
-        if retriever.name != self.settings.index:
-            raise OptionError(
-                f"the gate was trained for index {self.settings.index!r}, this is {retriever.name!r}; "
-                f"use `index={self.settings.index!r}`, or train one for this index with `nearlm gate`"
-            )
+    def check(self, retriever: Retriever, settings: SearchSettings, fingerprint: str, mixture: str = "") -> None:
+        """Refuse an index, search settings, a model or a mixture (by its hash) other than those of the training."""
+        check_trained("gate", self.settings, self.info.search, retriever, settings)
         if fingerprint != self.info.model:
             raise OptionError("the gate was trained with another model; train it again with `nearlm gate`")
-        used = search_only(retriever.settings.over(settings))
-        for name in ("k", "knn_temperature", "nprobe", "distances"):
-            here = getattr(used, name)
-            trained = getattr(self.settings, name)
-            if here != trained:
-                raise OptionError(
-                    f"the gate was trained with {name}={trained}, here it is {here}; "
-                    f"leave `{name}` out, or tune the index and train again"
-                )
-        if search_hash(retriever) != self.info.search:
-            raise OptionError(
-                f"the gate was trained with an earlier index {retriever.name!r}; train it again with `nearlm gate`"
-            )
+        if mixture != self.info.mixture:
+            trained = "a mixture that is not this one" if self.info.mixture else "no mixture"
+            raise OptionError(f"the gate was trained for {trained}; train both with `nearlm gate`")
 
     def threshold_at(self, skip: float) -> float:
         """Return the score below which a context skips retrieval, so that about this share of them does."""
@@ -200,32 +180,30 @@ class Gate:
                 share = float(skip)
             except ValueError:
                 raise OptionError(f"`skip` is {skip!r}, expected 0 to 1 or auto") from None
-        return Gate(self.network, self.verdict, self.settings, self.ngrams, self.name, share)
+        return Gate(self.network, self.verdict, self.settings, self.looked, self.name, share)
 
     def warm_up(self) -> None:
         """Compile or load the kernels, so that the first real call is not timed with it."""
-        keys = np.zeros((1, self.inputs.dim), np.float32)
-        one = np.zeros(1, np.float32)
-        self.weights(keys, one, one, np.zeros((1, MAX_N), np.int32))
+        contexts = Contexts(np.zeros(1, np.int32), np.zeros(1, np.int64), np.ones(1, np.int64))
+        self.weights(np.zeros((1, self.inputs.dim), np.float32), Known.of(None, contexts, 1))
 
-    def weights(self, keys: Reals, conf: Reals | None, ent: Reals | None, contexts: Int32s | None) -> Doubles:
+    def weights(self, keys: Reals, known: Known, proposals: dict[str, Proposal] | None = None) -> Doubles:
         """Return the λ of n contexts; 0 means that they skip retrieval.
 
-        `conf` and `ent`, and `contexts`, [n, 4], may be None unless `needs_statistics` or `needs_contexts`.
+        Of `known`, statistics and contexts matter only if `needs_statistics` or `needs_contexts`.
         """
         if self.trivial:
             return np.full(len(keys), 0.0 if self.skip == 1 else self.lam)
-        return self.weigh(self.log_weights(keys, conf, ent, contexts)[:, 0])
+        return self.weigh(self.log_weights(keys, known, proposals)[:, 0])
 
     def weigh(self, log_lam: Doubles) -> Doubles:
         """Return the λ of contexts for what the network said of them."""
         lam = capped_lambda(log_lam) if self.learned else self.lam
         return np.where(log_lam >= self.threshold, lam, 0.0)
 
-    def log_weights(self, keys: Reals, conf: Reals | None, ent: Reals | None, contexts: Int32s | None) -> Doubles:
+    def log_weights(self, keys: Reals, known: Known, proposals: dict[str, Proposal] | None = None) -> Doubles:
         """Return the network's (log λ, log 1 - λ), [n, 2]."""
-        counts = self.ngrams.look_up(contexts) if self.ngrams and contexts is not None else None
-        return self.network.log_weights(keys, scalar_columns(self.inputs, len(keys), conf, ent, counts))
+        return self.network.log_weights(keys, self.looked.scalars(self.inputs, known, proposals))
 
     def table(self) -> str:
         """Say how well it does on what was held out, for people."""
@@ -242,9 +220,16 @@ class Gate:
         return "\n".join(rows)
 
 
+def _ways(mixture: Mixture, trace: Trace, tuned: Tuned) -> Ways:
+    """Return what a mixture makes of every token with a search and without."""
+    examples = mixture_examples(trace.lm, mixture.info.sources, mixture.infinigram, Searched(trace, tuned))
+    without = examples.without_search().log_mixture(mixture.network)
+    return Ways(without, examples.log_mixture(mixture.network), mixture.hash)
+
+
 def gate_files(store: Datastore, name: str) -> GateFiles:
     """Return the files of a gate of a store."""
-    if name == NO_GATE:
+    if name == NONE:
         raise OptionError(f"`gate` is {name!r}, which stands for no gate at all; expected another name")
     return store.layout.gate(name)
 
@@ -280,6 +265,8 @@ def verify_gate(store: Datastore, name: str) -> GateInfo:
     check_names(place.description, {*info.files, place.weights.name}, info.files.keys() & {place.weights.name})
     remedy = f"remove {place.folder} and train the gate again"
     check_files(place.folder, info.files, remedy, every_byte=True)
-    if info.shape.counts and not store.layout.ngrams.description.exists():
-        raise StoreError(f"{store.layout.ngrams.description} is missing, which gate {name!r} looks up; {remedy}")
+    looked = {store.layout.ngrams.description: info.shape.counts, store.layout.suffixes.description: info.shape.suffix}
+    for path, needed in looked.items():
+        if needed and not path.exists():
+            raise StoreError(f"{path} is missing, which gate {name!r} looks up; {remedy}")
     return info

@@ -6,7 +6,7 @@ import numpy as np
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from nearlm.base import FileInfo, Job, Json, Reporter, StoreError, canonical_hash, files, to_json
+from nearlm.base import Doubles, FileInfo, Floats, Job, Json, Reporter, blocks, files, to_json
 from nearlm.mixing.equations import mix, perplexity
 from nearlm.mixing.gate_network import GateNetwork, Inputs, capped_lambda, scalar_columns
 from nearlm.mixing.gate_training import (
@@ -23,14 +23,16 @@ from nearlm.mixing.gate_training import (
     thresholds_of,
     train_network,
 )
-from nearlm.mixing.ngrams import NGrams, build_ngrams
-from nearlm.mixing.traces import Trace, trace_lm, trace_search
+from nearlm.mixing.infinigram import InfiniGram, build_infinigram
+from nearlm.mixing.mixture_features import NGRAM, Known, Proposal, propose, suffix_features
+from nearlm.mixing.ngrams import MAX_N, NGrams, build_ngrams
+from nearlm.mixing.traces import Trace
+from nearlm.mixing.trained import search_hash, search_only
 from nearlm.model.lm import LM
-from nearlm.search import Retriever, read_settings, tune_again
 from nearlm.store import Datastore, SearchSettings, Tuned
-from nearlm.text import Reading, TokenText
 
-FORMAT = 3
+FORMAT = 4
+_BLOCK = 4096
 FEW_TOKENS = 10_000
 
 
@@ -78,9 +80,13 @@ class TrainingInfo:
 
 @dataclass(frozen=True)
 class GateInfo(Verdict):
-    """What `gate.json` says of a gate: what it may be used with, how it was trained, and how well it does."""
+    """What `gate.json` says of a gate: what it may be used with, how it was trained, and how well it does.
+
+    `mixture` is the hash of the mixture that it works together with, empty if it chooses λ itself.
+    """
 
     format: int
+    mixture: str
     shape: Inputs
     store: str
     search: str
@@ -92,28 +98,56 @@ class GateInfo(Verdict):
     files: dict[str, FileInfo]
 
 
-def tuned_settings(store: Datastore, index: str) -> Tuned:
-    """Return what was tuned for an index; a gate is trained for just that."""
-    tuned = read_settings(store, index)
-    if tuned is None:
-        raise StoreError(f"index {index!r} of {store.path} has no tuned T and k; {tune_again(store, index)}")
-    return tuned
+@dataclass(frozen=True)
+class Looked:
+    """What a gate looks up in a store's text: n-grams and longest suffixes, where its features need them."""
+
+    ngrams: NGrams | None = None
+    infinigram: InfiniGram | None = None
+
+    @classmethod
+    def build(cls, store: Datastore, inputs: Inputs, reporter: Reporter) -> "Looked":
+        """Open what is needed, or make it."""
+        ngrams = build_ngrams(store, reporter) if inputs.counts else None
+        return cls(ngrams, build_infinigram(store, reporter) if inputs.suffix else None)
+
+    @classmethod
+    def open(cls, store: Datastore, inputs: Inputs) -> "Looked":
+        """Open what is needed."""
+        return cls(NGrams.open(store) if inputs.counts else None, InfiniGram.open(store) if inputs.suffix else None)
+
+    @property
+    def bytes(self) -> int:
+        """The size of all that is looked up."""
+        return sum(one.bytes for one in (self.ngrams, self.infinigram) if one is not None)
+
+    def scalars(self, inputs: Inputs, known: Known, proposals: dict[str, Proposal] | None = None) -> Floats:
+        """Return the scalar features of contexts; `proposals` are those of a mixture that were asked already."""
+        counts = self.ngrams.look_up(known.contexts.last(MAX_N)) if self.ngrams else None
+        suffix = None
+        if inputs.suffix:
+            found = proposals if proposals and NGRAM in proposals else propose((NGRAM,), known, self.infinigram)
+            suffix = suffix_features(known, found)
+        return scalar_columns(inputs, len(known), known.conf, known.ent, counts, suffix)
 
 
-def search_only(settings: SearchSettings) -> SearchSettings:
-    """Return the settings that a gate depends on: all of a search, and T."""
-    names = ("index", "knn_temperature", "k", "nprobe", "distances")
-    return SearchSettings(**{name: getattr(settings, name) for name in names})
+@dataclass(frozen=True)
+class Ways:
+    """Log p of every token without a search and with it: by LM and p_kNN, or, with a mixture, as it mixes."""
+
+    without: Doubles
+    searched: Doubles
+    mixture: str = ""  # the hash of the mixture
 
 
 def learn(
-    lm: LM, trace: Trace, job: Job, training: Training, tuned: Tuned, reporter: Reporter
+    lm: LM, trace: Trace, job: Job, training: Training, tuned: Tuned, reporter: Reporter, ways: Ways | None = None
 ) -> tuple[GateNetwork, GateInfo]:
     """Train one network for each L1 coefficient and return the best at 50 % pruning, with all there is to say of it."""
     store = trace.retriever.store
     text = trace.lm.text
-    inputs = training.inputs(lm.dim)  # f(c) itself, also of a reduced store
-    examples = examples_of(trace, inputs, build_ngrams(store, reporter) if inputs.counts else None, tuned)
+    inputs = training.inputs(lm.dim, mixed=ways is not None)  # f(c) itself, also of a reduced store
+    examples = examples_of(trace, inputs, Looked.build(store, inputs, reporter), tuned, ways)
     split = split_rows(text.documents, training.seed)
     _warn_few(examples, split, reporter)
     made_from: Json = {
@@ -121,6 +155,7 @@ def learn(
         "search": search_hash(trace.retriever),
         "model": lm.fingerprint(),
         "text": text.sha256,
+        "mixture": ways.mixture if ways else "",
     }
     settings = search_only(tuned)
     steps = {name: value for name, value in to_json(training).items() if name != "l1"}  # each has a step of its own
@@ -128,8 +163,9 @@ def learn(
     job.resume({**made_from, **asked})
     tried = [_train(job, inputs, examples, split, l1, training, reporter) for l1 in training.coefficients()]
     best = min(tried, key=lambda one: one.perplexity)
-    verdict = judge(best.network, examples, split, training.objective, tuned.lam or 0.0)
-    _warn_constant(verdict, training, reporter)
+    verdict = judge(best.network, examples, split, training.objective, tuned.lam or 0.0, mixed=ways is not None)
+    if ways is None:
+        _warn_constant(verdict, training, reporter)
     return best.network, GateInfo(
         **vars(verdict),
         **made_from,
@@ -147,43 +183,37 @@ def _training_info(training: Training, best: Trained, tokens: int) -> TrainingIn
     return TrainingInfo(**{field.name: known[field.name] for field in fields(TrainingInfo)})
 
 
-def search_hash(retriever: Retriever) -> str:
-    """Return a hash of all that a search depends on."""
-    return canonical_hash(retriever.describe())
-
-
-def trace_for(
-    lm: LM, retriever: Retriever, text: TokenText, reading: Reading, settings: SearchSettings, reporter: Reporter
-) -> Trace:
-    """Trace a text with enough neighbours for a gate's settings, the same trace that tuning reads if possible."""
-    k = retriever.used_k(settings.k)
-    if retriever.nested:
-        k = max(retriever.used_k(), k)
-    return trace_search(trace_lm(lm, text, reading, reporter), retriever, k, reporter)
-
-
-def examples_of(trace: Trace, inputs: Inputs, ngrams: NGrams | None, settings: SearchSettings) -> Examples:
+def examples_of(
+    trace: Trace, inputs: Inputs, looked: Looked, settings: SearchSettings, ways: Ways | None = None
+) -> Examples:
     """Turn a trace into what a gate learns from."""
-    counts = ngrams.look_up(trace.lm.contexts()) if ngrams else None
-    scalars = scalar_columns(inputs, len(trace.lm), trace.lm.conf, trace.lm.ent, counts)
-    return Examples(trace.lm.keys, scalars, trace.log_lm, trace.log_p_knn_of(settings))
+    known = trace.lm.known()
+    scalars = np.concatenate([looked.scalars(inputs, known[rows]) for rows in blocks(len(known), _BLOCK)])
+    if ways is None:
+        ways = Ways(trace.log_lm, trace.log_p_knn_of(settings))
+    return Examples(trace.lm.keys, scalars, ways.without, ways.searched)
 
 
-def judge(network: GateNetwork, examples: Examples, split: Split, objective: str, tuned: float) -> Verdict:
+def judge(
+    network: GateNetwork, examples: Examples, split: Split, objective: str, tuned: float, *, mixed: bool = False
+) -> Verdict:
     """Judge a network on what was held out: thresholds, the curve, and whether its λ(c) may be trusted.
 
     It is, if it predicts enough held-out tokens better than the best constant λ of the training tokens does, by more
-    than two standard errors of the difference. With too few tokens the constant is the λ that was tuned.
+    than two standard errors of the difference. With too few tokens the constant is the λ that was tuned. Examples that
+    a mixture has `mixed` already have no λ: a token is searched for or not.
     """
     held = examples[split.held]
     enough = len(held) >= TRUSTED_TOKENS
     constant = best_constant(examples.log_lm[split.train], examples.log_knn[split.train]) if enough else tuned
+    if mixed:
+        constant = 1.0
     log_lam = network.log_weights(held.keys, held.scalars)[:, 0]
     plain = mix(held.log_lm, held.log_knn, constant)
     gain = mix(held.log_lm, held.log_knn, capped_lambda(log_lam)) - plain
     error = standard_error(gain, split.documents)
     better = enough and float(np.mean(gain)) > SURE * error
-    learned = objective == "likelihood" and better
+    learned = objective == "likelihood" and better and not mixed
     lam = capped_lambda(log_lam) if learned else constant
     cuts = thresholds_of(log_lam)
     curve = [mix(held.log_lm, held.log_knn, np.where(log_lam >= cut, lam, 0.0)) for cut in cuts]

@@ -12,7 +12,7 @@ from nearlm.base import Doubles, Floats, OptionError, Reals
 from nearlm.mixing.equations import mix_logs
 from nearlm.mixing.ngrams import MAX_N, Counts
 
-SCALARS = {"conf": 1, "ent": 1, "freq": MAX_N, "fert": MAX_N}
+SCALARS = {"conf": 1, "ent": 1, "freq": MAX_N, "fert": MAX_N, "suffix": 4}
 FEATURES = ("keys", *SCALARS)
 PAPER_FEATURES = ("keys", "conf", "ent", "fert")
 MOST_LAMBDA = 0.999
@@ -58,10 +58,22 @@ class Inputs:
         """Whether the LM's confidence or entropy is used."""
         return "conf" in self.features or "ent" in self.features
 
+    @property
+    def suffix(self) -> bool:
+        """Whether the longest suffix of the context that occurs in the store's text is looked at."""
+        return "suffix" in self.features
 
-def scalar_columns(inputs: Inputs, count: int, conf: Reals | None, ent: Reals | None, counts: Counts | None) -> Floats:
-    """Put the scalar features of some contexts side by side, [count, width]; counts become log(1 + count)."""
-    known: dict[str, Any] = {"conf": conf, "ent": ent}
+
+def scalar_columns(
+    inputs: Inputs,
+    count: int,
+    conf: Reals | None,
+    ent: Reals | None,
+    counts: Counts | None,
+    suffix: Reals | None = None,
+) -> Floats:
+    """Put the scalar features of some contexts side by side, [count, width]; n-gram counts become log(1 + count)."""
+    known: dict[str, Any] = {"conf": conf, "ent": ent, "suffix": suffix}
     if counts is not None:
         known |= {"freq": np.log1p(counts.frequency), "fert": np.log1p(counts.fertility)}
     columns = [np.reshape(known[name], (count, -1)) for name in inputs.scalars]

@@ -14,6 +14,8 @@ from nearlm.mixing.equations import mix, perplexity
 from nearlm.mixing.gate_network import LOSSES, GateNetwork, Inputs, capped_lambda, parse_features
 from nearlm.mixing.tuning import LAMBDAS
 
+USUAL_FEATURES = "conf,ent,freq,fert"  # on some 10,000 tokens f(c) is learned by heart
+MIXED_FEATURES = "conf,ent,suffix"
 PAPER_L1 = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
 HELD_OUT_SHARE = 0.1
 SHARES = np.round(np.arange(0.0, 1.005, 0.01), 2)
@@ -46,8 +48,8 @@ class Training:
 
     objective: str = "likelihood"
     """likelihood or classify."""
-    features: str = "conf,ent,freq,fert"  # on some 10,000 tokens f(c) is learned by heart
-    """Some of keys,conf,ent,freq,fert, or all."""
+    features: str = "auto"
+    """Some of keys,conf,ent,freq,fert,suffix, or all; auto: conf,ent, and suffix with a mixture, else freq,fert."""
     l1: str = "0.05"
     """Weight of the L1 term that makes λ small, or auto."""
     standardise: str = "all"
@@ -70,9 +72,10 @@ class Training:
         self.inputs(1)
         self.coefficients()
 
-    def inputs(self, dim: int) -> Inputs:
-        """Return what the network takes in, for context vectors of some width."""
-        return Inputs(dim, parse_features(self.features), self.standardise)
+    def inputs(self, dim: int, *, mixed: bool = False) -> Inputs:
+        """Return what the network takes in, for context vectors of some width, with a mixture or without."""
+        usual = MIXED_FEATURES if mixed else USUAL_FEATURES
+        return Inputs(dim, parse_features(usual if self.features == "auto" else self.features), self.standardise)
 
     def coefficients(self) -> tuple[float, ...]:
         """Return the L1 coefficients to try."""
@@ -178,7 +181,7 @@ def train_network(
     """
     held = examples[split.held]
     constant = best_constant(examples.log_lm[split.train], examples.log_knn[split.train])
-    with torch.random.fork_rng(devices=[]), _one_thread():
+    with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(training.seed)
         rng = np.random.default_rng(training.seed)
         network = GateNetwork(inputs)
@@ -216,7 +219,7 @@ def _train_epoch(
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Let torch use one thread: layers this small only wait for a second, and the result hangs on no core count."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

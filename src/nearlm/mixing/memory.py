@@ -1,37 +1,57 @@
-"""A memory, ready to be mixed: settings resolved against a store, its index and its gate opened."""
+"""A memory, ready to be mixed: settings resolved against a store, its index, mixture and gate opened."""
 
+import time
 import warnings
 from dataclasses import dataclass, replace
 
-from nearlm.base import Doubles, Int32s, NearLMWarning, OptionError, Reals
-from nearlm.mixing.equations import log_p_knn, log_p_knn_vocabulary
-from nearlm.mixing.gate import Gate
+import numpy as np
+
+from nearlm.base import NearLMWarning, OptionError, Reals
+from nearlm.mixing.advice import Advice
+from nearlm.mixing.contexts import Contexts
+from nearlm.mixing.equations import warm_up
+from nearlm.mixing.gate import Gate, verify_gate
+from nearlm.mixing.interpolation import Interpolation
+from nearlm.mixing.mixture import Mixture, verify_mixture
+from nearlm.mixing.mixture_features import Known
+from nearlm.mixing.prediction import Prediction, Spent
 from nearlm.search import Neighbors, Retriever, read_settings, tune_again
-from nearlm.store import NO_GATE, Datastore, SearchSettings
+from nearlm.store import DEFAULT, NONE, Datastore, SearchSettings
 
 _USUAL = SearchSettings(lam=0.25, knn_temperature=1.0, distances="index")
-_OF_A_SEARCH = {"index", "lam", "knn_temperature", "k", "nprobe", "distances", "gate"}
+_OF_A_SEARCH = {"index", "lam", "knn_temperature", "k", "nprobe", "distances", "gate", "mixture"}
 
 
 @dataclass(frozen=True, repr=False)
 class Memory:
-    """A retriever, how it is searched and mixed, and, if λ is not one for all tokens, the gate that decides it."""
+    """What is searched, if anything, and how it is mixed: by one λ, by a gate's λ(c), or by a mixture.
 
-    retriever: Retriever
+    A gate decides which tokens skip retrieval. A mixture without neighbours needs no retriever.
+    """
+
+    store: Datastore
+    retriever: Retriever | None
     settings: SearchSettings
     gate: Gate | None = None
+    mixture: Mixture | None = None
 
     @classmethod
     def open(cls, store: Datastore, settings: SearchSettings = SearchSettings()) -> "Memory":
         """Open a store's memory; what is given goes before what was tuned.
 
-        Index, gate and share to skip are the store's defaults if nothing is said of a search; gate `none` stands
-        for one λ. With a gate λ comes from it, and a share of the tokens (`auto`: as many as a perplexity budget
-        allows) skips retrieval.
+        Index, mixture, gate and share to skip are the store's defaults if nothing is said of a search; `none` stands
+        for no mixture or no gate. With a gate a share of the tokens (`auto`: as many as a perplexity budget allows)
+        skips retrieval.
         """
-        chosen = _with_defaults(settings, store.defaults)
+        chosen = _with_defaults(store, settings)
+        mixture = None if chosen.mixture is None else Mixture.load(store, chosen.mixture)
+        if mixture is not None and not mixture.searches:
+            _refuse_search(settings)
+            return cls(store, None, SearchSettings(mixture=mixture.name), None, mixture)
         gate = _gate(store, chosen)
         known: SearchSettings | None = read_settings(store, chosen.index or "")
+        if mixture is not None and mixture.info.settings.index == chosen.index:
+            known = mixture.info.settings.over(known)
         if gate is not None:
             chosen = replace(chosen, skip=gate.skip, budget=None)
             if gate.settings.index == chosen.index:
@@ -39,69 +59,149 @@ class Memory:
         chosen = chosen.over(known)
         retriever = Retriever.open(store, chosen)
         _warn_untuned(store, chosen)
-        return cls.of(retriever, chosen, gate)
+        return cls.of(retriever, chosen, gate, mixture)
 
     @classmethod
-    def of(cls, retriever: Retriever, settings: SearchSettings, gate: Gate | None = None) -> "Memory":
+    def of(
+        cls, retriever: Retriever, settings: SearchSettings, gate: Gate | None = None, mixture: Mixture | None = None
+    ) -> "Memory":
         """Make a memory of what is open; what the settings leave open is the retriever's."""
         whole = settings.over(retriever.settings).over(_USUAL)
-        return cls(retriever, replace(whole, k=retriever.used_k(whole.k)), gate)
+        return cls(retriever.store, retriever, replace(whole, k=retriever.used_k(whole.k)), gate, mixture)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value}" for name, value in self.settings.values.items())
-        return f"Memory({self.retriever.store.path.name}: {len(self.retriever.store):,} records, {shown})"
+        return f"Memory({self.store.path.name}: {len(self.store):,} records, {shown})"
 
     @property
     def lam(self) -> float:
-        """The one λ, which a gate overrules."""
-        assert self.settings.lam is not None
-        return self.settings.lam
+        """The one λ, which a gate or mixture overrules."""
+        return 1.0 if self.settings.lam is None else self.settings.lam
 
     @property
     def knn_temperature(self) -> float:
         """What distances are divided by."""
-        assert self.settings.knn_temperature is not None
-        return self.settings.knn_temperature
+        return self.settings.knn_temperature or 1.0
+
+    @property
+    def constant(self) -> bool:
+        """Whether one λ holds for all tokens."""
+        return self.gate is None and self.mixture is None
+
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether a prediction depends on the LM's confidence, entropy and likeliest token."""
+        return self.mixture is not None or (self.gate is not None and self.gate.needs_statistics)
+
+    @property
+    def needs_contexts(self) -> bool:
+        """Whether a prediction depends on the tokens that were read."""
+        return self.mixture is not None or (self.gate is not None and self.gate.needs_contexts)
+
+    @property
+    def table_bytes(self) -> int:
+        """The size of gate and mixture and of all that they look up, each file once."""
+        parts = [part.bytes for part in (self.gate, self.mixture) if part is not None]
+        shared = 0
+        if self.gate and self.mixture and self.gate.looked.infinigram and self.mixture.infinigram:
+            shared = self.mixture.infinigram.bytes
+        return sum(parts) - shared
 
     def check_model(self, fingerprint: str) -> None:
-        """Refuse a gate that was trained for another model, index or settings."""
-        if self.gate is not None:
-            self.gate.check(self.retriever, self.settings, fingerprint)
+        """Refuse a gate or mixture that was trained for another model, index or settings."""
+        if self.mixture is not None:
+            self.mixture.check(self.retriever, self.settings, fingerprint)
+        if self.gate is not None and self.retriever is not None:
+            self.gate.check(self.retriever, self.settings, fingerprint, self.mixture.hash if self.mixture else "")
 
-    def search(self, queries: Reals) -> Neighbors:
-        """Return the neighbours of queries, in any order."""
+    def search(self, queries: Reals) -> Neighbors | None:
+        """Return the neighbours of queries, in any order; None where nothing is searched."""
+        if self.retriever is None or not len(queries):
+            return None
         return self.retriever.search(queries, self.settings.k, ordered=False)
 
-    def log_p(self, near: Neighbors, targets: Int32s) -> Doubles:
-        """Return log p_kNN of one target for each row of neighbours."""
-        return log_p_knn(near.distances, near.tokens, targets, self.knn_temperature, near.weights)
+    def predict(self, queries: Reals, known: Known) -> Prediction:
+        """Ask the memory of n contexts: search for those that do not skip it, and weigh what was found."""
+        started = time.perf_counter()
+        proposals = self.mixture.ask(known) if self.mixture is not None else {}
+        asked = time.perf_counter()
+        lam = np.full(len(queries), self.lam)
+        retrieved = np.full(len(queries), self.retriever is not None)
+        if self.gate is not None:
+            lam = self.gate.weights(queries, known, proposals)
+            retrieved = lam > 0
+        decided = time.perf_counter()
+        near = self.search(queries[retrieved])
+        searched = time.perf_counter()
+        if self.mixture is not None:
+            said: Advice | Interpolation = self.mixture.weigh(known, proposals, near, retrieved)
+        else:
+            said = Interpolation(near, retrieved, lam, self.knn_temperature)
+        mixing = asked - started + time.perf_counter() - searched
+        return Prediction(said, near, retrieved, Spent(decided - asked, searched - decided, mixing))
 
-    def log_p_vocabulary(self, near: Neighbors, vocab_size: int) -> Doubles:
-        """Return log p_kNN of the whole vocabulary for each row of neighbours."""
-        return log_p_knn_vocabulary(near.distances, near.tokens, vocab_size, self.knn_temperature, near.weights)
+    def warm_up(self) -> None:
+        """Compile or load all kernels, so that the first real call is not timed with it."""
+        warm_up()
+        if self.gate is not None:
+            self.gate.warm_up()
+        contexts = Contexts(np.zeros(2, np.int32), np.zeros(1, np.int64), np.full(1, 2, np.int64))
+        query = np.zeros((1, self.store.query_dim), np.float32)
+        self.predict(query, Known.of(None, contexts, 1)).score(np.zeros(1), np.zeros(1, np.int32))
+
+
+def _refuse_search(settings: SearchSettings) -> None:
+    """Refuse settings of a search where nothing is searched."""
+    given = sorted(settings.values.keys() - {"mixture"})
+    if given:
+        raise OptionError(f"this memory has no keys and searches nothing, so `{given[0]}` has no effect; leave it out")
 
 
 def _warn_untuned(store: Datastore, settings: SearchSettings) -> None:
     """Say which defaults are used since nothing was tuned, or since what was tuned is gone."""
     usual = {f"λ={_USUAL.lam:g}": settings.lam, f"T={_USUAL.knn_temperature:g}": settings.knn_temperature}
     used = " and ".join(text for text, given in usual.items() if given is None)
-    if used and settings.lam != 0:
+    if used and settings.lam != 0 and settings.mixture is None:
         again = tune_again(store, settings.index or "")
         warnings.warn(f"index {settings.index!r} is not tuned, using {used}; {again}", NearLMWarning, stacklevel=3)
 
 
-def _with_defaults(settings: SearchSettings, defaults: SearchSettings) -> SearchSettings:
-    """Fill in the store's index and, if nothing is said of a search, its gate and share to skip."""
+def _with_defaults(store: Datastore, settings: SearchSettings) -> SearchSettings:
+    """Fill in the store's index and, if nothing is said of a search, its mixture, gate and share to skip.
+
+    Where nothing was chosen for the store, a mixture of the usual name is used if it was found to be better.
+    """
+    defaults = store.defaults
     chosen = settings
     if not settings.values.keys() & _OF_A_SEARCH:
         skip = defaults.skip if settings.budget is None else None
-        chosen = chosen.over(SearchSettings(gate=defaults.gate, skip=skip if defaults.gate else None))
-    if chosen.gate == NO_GATE:
-        chosen = replace(chosen, gate=None)
+        mixture = defaults.mixture or _usual_mixture(store, defaults.index)
+        usual = SearchSettings(mixture=mixture, gate=defaults.gate, skip=skip if defaults.gate else None)
+        chosen = chosen.over(usual)
+    elif settings.gate not in (None, NONE) and settings.mixture is None:
+        chosen = replace(chosen, mixture=_mixture_of_gate(store, settings.gate or ""))
+    for name in ("gate", "mixture"):
+        if getattr(chosen, name) == NONE:
+            chosen = replace(chosen, **{name: None})
     return chosen.over(SearchSettings(index=defaults.index))
 
 
+def _usual_mixture(store: Datastore, index: str | None) -> str | None:
+    """Return the name of the mixture that is used if none is named: one for this index that was found better."""
+    if DEFAULT not in store.mixtures:
+        return None
+    info = verify_mixture(store, DEFAULT)
+    return DEFAULT if info.better and info.settings.index in (None, index) else None
+
+
+def _mixture_of_gate(store: Datastore, gate: str) -> str | None:
+    """Return the name of the mixture that a gate works with, which is called like it."""
+    return gate if gate in store.gates and gate in store.mixtures and verify_gate(store, gate).mixture else None
+
+
 def _gate(store: Datastore, settings: SearchSettings) -> Gate | None:
+    if settings.mixture is not None and settings.lam is not None:
+        raise OptionError("a mixture chooses its weights itself; leave out `lam`, or `mixture`")
     if settings.gate is None:
         if settings.skip is not None or settings.budget is not None:
             raise OptionError("`skip` and `budget` need a gate; name it with `gate`")

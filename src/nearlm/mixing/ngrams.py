@@ -99,14 +99,6 @@ class NGrams:
         return sum(table.nbytes for table in self.tables.values())
 
 
-def last_tokens(tokens: Any, bounds: Ints, positions: Ints) -> Int32s:
-    """Return the last four tokens before each position, [n, 4], the latest last; -1 before the document's beginning."""
-    begin = bounds[np.searchsorted(bounds, positions, side="right") - 1]
-    wanted = positions[:, None] + np.arange(-MAX_N, 0)
-    inside = wanted >= begin[:, None]
-    return np.where(inside, tokens[np.where(inside, wanted, 0)], -1).astype(np.int32)
-
-
 def build_ngrams(store: Datastore, reporter: Reporter = QUIET) -> NGrams:
     """Count the n-grams of a store's corpus, or find that it has been done; resumes after a kill."""
     place = store.layout.ngrams

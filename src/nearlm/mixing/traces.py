@@ -32,10 +32,11 @@ from nearlm.base import (
 )
 from nearlm.base.errors import OptionError, StoreError
 from nearlm.base.jobs import Job, Pieces
+from nearlm.mixing.contexts import Contexts
 from nearlm.mixing.equations import back_off, log_p_knn, mix
-from nearlm.mixing.ngrams import last_tokens
+from nearlm.mixing.mixture_features import Known
 from nearlm.model.lm import LM
-from nearlm.search import Retriever
+from nearlm.search import Neighbors, Retriever
 from nearlm.store import Datastore, SearchSettings
 from nearlm.text import SCORE_BATCH_TOKENS, Reading, Segment, Texts, TokenText, fill_batch, plan_batches, read_text
 
@@ -62,7 +63,10 @@ def _text_folder(sha256: str) -> Path:
 
 @dataclass(frozen=True)
 class LMTrace:
-    """What the LM says of every target of a text, in corpus order: keys [n, dim], log p, confidence, entropy."""
+    """What the LM says of every target of a text, in corpus order: keys [n, dim], log p and statistics.
+
+    `conf` is max p, `ent` the entropy of p, `top` the likeliest token.
+    """
 
     text: TokenText
     key: str
@@ -70,6 +74,7 @@ class LMTrace:
     logp: Floats
     conf: Floats
     ent: Floats
+    top: Int32s
 
     def __len__(self) -> int:
         return len(self.logp)
@@ -79,14 +84,18 @@ class LMTrace:
         """Log p of the LM for every target."""
         return np.asarray(self.logp, np.float64)
 
-    def contexts(self) -> Int32s:
-        """Return the last tokens before every target, [n, 4]."""
-        return last_tokens(self.text.tokens, self.text.bounds, self.text.windows.target_positions)
+    def known(self) -> Known:
+        """Return what is known of every target before a search."""
+        text = self.text
+        contexts = Contexts.of_text(text.tokens, text.bounds, text.windows.target_positions)
+        return Known(self.conf, self.ent, self.top, contexts)
 
 
 def trace_lm(lm: LM, text: TokenText, reading: Reading, reporter: Reporter = QUIET) -> LMTrace:
     """Run the LM over a text, or find that it has been done."""
+    kinds = {"keys": "float32", "logp": "float32", "conf": "float32", "ent": "float32", "top": "int32"}
     depends_on = {
+        "columns": sorted(kinds),
         "model": lm.fingerprint(),
         "weights": lm.weights_hash(),
         "dtype": lm.dtype,
@@ -96,10 +105,9 @@ def trace_lm(lm: LM, text: TokenText, reading: Reading, reporter: Reporter = QUI
     }
     key = canonical_hash(depends_on)[:24]
     folder = cache_dir() / "traces" / f"lm-{key}"
-    widths = {"keys": (lm.dim,), "logp": (), "conf": (), "ent": ()}
     columns = {
-        name: ArrayFile(folder / f"{name}.npy", np.dtype("float32"), (text.windows.records, *width))
-        for name, width in widths.items()
+        name: ArrayFile(folder / f"{name}.npy", np.dtype(dtype), (text.windows.records, lm.dim)[: 1 + (name == "keys")])
+        for name, dtype in kinds.items()
     }
     batches = plan_batches(text.windows, SCORE_BATCH_TOKENS)
 
@@ -108,8 +116,9 @@ def trace_lm(lm: LM, text: TokenText, reading: Reading, reporter: Reporter = QUI
         scores = lm.score(fill_batch(text.tokens, rows))
         begin = 0
         for record, count in zip(text.windows.first_record[batches[number]], rows.targets, strict=True):
-            for name in columns:
-                yield name, int(record), getattr(scores, name)[begin : begin + count].float().cpu().numpy()
+            for name, column in columns.items():
+                values = getattr(scores, name)[begin : begin + count]
+                yield name, int(record), (values.float() if column.dtype.kind == "f" else values).cpu().numpy()
             begin += count
 
     sizes = [int(text.windows.inputs[batch].sum()) for batch in batches]
@@ -118,11 +127,12 @@ def trace_lm(lm: LM, text: TokenText, reading: Reading, reporter: Reporter = QUI
 
 
 def trace_text(
-    lm: LM, store: Datastore, texts: Texts, reporter: Reporter = QUIET, *, stride: int | None = None
+    lm: LM, store: Datastore, texts: Texts | TokenText, reporter: Reporter = QUIET, *, stride: int | None = None
 ) -> LMTrace:
-    """Tokenise a text into the cache, cut up as a store's own, and run the LM over it."""
+    """Tokenise a text into the cache unless that was done, cut up as a store's own, and run the LM over it."""
     reading = store.reading(stride)
-    return trace_lm(lm, cache_text(texts, lm.tokenizer, reading, reporter), reading, reporter)
+    read = texts if isinstance(texts, TokenText) else cache_text(texts, lm.tokenizer, reading, reporter)
+    return trace_lm(lm, read, reading, reporter)
 
 
 @dataclass(frozen=True)
@@ -144,16 +154,20 @@ class Trace:
         """Log p of the LM for every target."""
         return self.lm.log_lm
 
-    def log_p_knn(self, temperature: float = 1.0, k: int | None = None) -> Doubles:
-        """Return log p_kNN of every target from its first k neighbours, reading some rows at a time."""
+    def neighbors(self, rows: slice, k: int | None = None) -> Neighbors:
+        """Return the first k neighbours of some targets."""
         k = min(k or self.k, self.k)
-        targets = self.lm.text.targets
         if k < self.k and not self.retriever.nested:
             raise OptionError(f"neighbours re-scored with k={self.k} say nothing of k={k}; search again with that k")
+        return self.retriever.neighbors(self.distances[rows, :k], self.ids[rows, :k])
+
+    def log_p_knn(self, temperature: float = 1.0, k: int | None = None) -> Doubles:
+        """Return log p_kNN of every target from its first k neighbours, reading some rows at a time."""
+        targets = self.lm.text.targets
         out = np.empty(len(self.lm))
         for start in range(0, len(out), _SEARCH_BATCH):
             rows = slice(start, start + _SEARCH_BATCH)
-            near = self.retriever.neighbors(self.distances[rows, :k], self.ids[rows, :k])
+            near = self.neighbors(rows, k)
             log_knn = log_p_knn(near.distances, near.tokens, targets[rows], temperature, near.weights)
             out[rows] = back_off(log_knn, self.lm.logp[rows], near.tokens)
         return out

@@ -12,7 +12,7 @@ from nearlm.model.lm import AnyModel
 from nearlm.search import Retriever, write_settings
 from nearlm.store import DEFAULT, AnyStore, Datastore, Tuned
 from nearlm.store.model_files import load_lm
-from nearlm.text import Texts
+from nearlm.text import Texts, TokenText
 
 PAPER_LAMBDAS = tuple(round(0.1 + 0.05 * step, 2) for step in range(17))
 LAMBDAS = tuple(round(0.01 * step, 2) for step in range(1, 100))
@@ -50,7 +50,7 @@ class Tuning:
 
 def tune(
     store: AnyStore,
-    text: Texts,
+    text: Texts | TokenText,
     model: AnyModel = None,
     *,
     index: str = DEFAULT,

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,12 +26,22 @@ _NOT_THE_MODEL = "transformers_version dtype torch_dtype quantization_config arc
 
 @dataclass(frozen=True)
 class Scores:
-    """What an LM says of each recorded position: its key, log p(target), max p and the entropy of p."""
+    """What an LM says of each recorded position: its key, log p(target), max p, entropy of p, the likeliest token."""
 
     keys: Tensor
     logp: Tensor
     conf: Tensor | None = None
     ent: Tensor | None = None
+    top: Tensor | None = None
+
+
+class Statistics(NamedTuple):
+    """Of rows of logits: log Σ exp, max p, the entropy of p, and the token of max p (the first of equals)."""
+
+    log_total: Tensor
+    conf: Tensor
+    ent: Tensor
+    top: Tensor
 
 
 class LM:
@@ -242,30 +252,29 @@ def _with_states(output: Any, states: Tensor) -> Any:
 
 
 def _statistics(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-    """Return log p(target), max p and the entropy of each row of logits."""
-    log_total, conf, ent = confidence_and_entropy(logits)
-    return _chosen(logits, targets) - log_total, conf, ent
+    """Return log p(target), max p, the entropy and the likeliest token of each row of logits."""
+    found = statistics_of(logits)
+    return _chosen(logits, targets) - found.log_total, found.conf, found.ent, found.top
 
 
-def confidence_and_entropy(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log Σ exp, max p and the entropy of rows of logits; on a CPU a few rows at a time, to stay in cache."""
+def statistics_of(logits: Tensor) -> Statistics:
+    """Return the statistics of rows of logits; on a CPU a few rows at a time, to stay in cache."""
     rows = len(logits)
     if logits.device.type == "cpu":
         rows = _CACHED_BYTES // (logits.element_size() * logits.shape[-1])
-    parts = [_confidence_and_entropy(part) for part in torch.split(logits, max(1, rows))]
-    log_total, conf, ent = (torch.cat(column) for column in zip(*parts, strict=True))
-    return log_total, conf, ent
+    parts = [_statistics_of(part) for part in torch.split(logits, max(1, rows))]
+    return Statistics(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def _confidence_and_entropy(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    largest = logits.amax(-1, keepdim=True)
+def _statistics_of(logits: Tensor) -> Statistics:
+    largest, top = logits.max(-1, keepdim=True)
     below = logits - largest
     p = below.exp()
     total = p.sum(-1)
     product = p.mul(below).sum(-1)
     if product.isnan().any():
         product = p.mul(below).nan_to_num(nan=0.0).sum(-1)  # 0 log 0 is 0
-    return total.log() + largest[:, 0], 1 / total, total.log() - product / total
+    return Statistics(total.log() + largest[:, 0], 1 / total, total.log() - product / total, top[:, 0])
 
 
 def _log_probability(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from nearlm.base import QUIET, Reals, Reporter, StoreError
-from nearlm.mixing import Gate, LMTrace, Trace, last_tokens, trace_search
+from nearlm.mixing import Gate, LMTrace, Trace, trace_search
 from nearlm.search import PAPER_K, Retriever, build_index, choose_index, read_index_info
 from nearlm.shrink import PruneOptions, ReduceOptions, prune_store, reduce_store
 from nearlm.store import DEFAULT, Datastore
@@ -64,17 +64,14 @@ class Bench:
     def gate_seconds(self, gate: Gate) -> float:
         """Time a gate alone, features and network, and return the seconds per token; the best of some passes."""
         traced = self.traced
-        text = traced.text
         rows = min(_TIMED, len(traced))
-        positions = text.windows.target_positions[:rows]
+        known = traced.known()
         times = []
         for _ in range(_PASSES + 1):
             started = time.perf_counter()
             for start in range(0, rows, _BATCH):
                 part = slice(start, min(start + _BATCH, rows))
-                counts = gate.inputs.counts
-                contexts = last_tokens(text.tokens, text.bounds, positions[part]) if counts else None
-                gate.log_weights(traced.keys[part], traced.conf[part], traced.ent[part], contexts)
+                gate.log_weights(traced.keys[part], known[part])
             times.append(time.perf_counter() - started)
         return min(times[1:]) / rows
 

@@ -15,11 +15,11 @@ from nearlm.mixing import (
     TRUSTED_TOKENS,
     Gate,
     LMTrace,
+    Looked,
     Trace,
     Training,
     best_setting,
     best_settings,
-    build_ngrams,
     examples_of,
     judge,
     mix,
@@ -124,11 +124,11 @@ class Trials(Bench):
             search = point.setup.search
             trace = self.trace(self.open(self.store, AUTO, nprobe=search.nprobe))
             inputs = training.inputs(self.traced.keys.shape[1])
-            ngrams = build_ngrams(self.store, self.reporter)
-            examples = examples_of(trace, inputs, ngrams, search)
+            looked = Looked.build(self.store, inputs, self.reporter)
+            examples = examples_of(trace, inputs, looked, search)
             trained = train_network(inputs, examples, split, training.coefficients()[0], training)
             verdict = judge(trained.network, examples, split, training.objective, search.lam or 0.0)
-            gate = Gate(trained.network, verdict, search_only(search), ngrams)
+            gate = Gate(trained.network, verdict, search_only(search), looked)
             held = verdict.held_out
             return Skipping(
                 ratios=[value / held.constant for value in held.curve],
@@ -214,7 +214,7 @@ class _Trial:
     def of(cls, trials: Trials, gate: Gate, trace: Trace) -> "_Trial":
         """Ask a gate's network of every token."""
         traced = trials.traced
-        log_lam = gate.log_weights(traced.keys, traced.conf, traced.ent, traced.contexts())[:, 0]
+        log_lam = gate.log_weights(traced.keys, traced.known())[:, 0]
         return cls(trials, gate, log_lam, trace.log_p_knn_of(gate.settings))
 
     def logp(self, share: float) -> Doubles:

@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from nearlm.base import QUIET, Doubles, Job, Reporter, canonical_hash, files, to_json
+from nearlm.base import QUIET, Doubles, Job, OptionError, Reporter, canonical_hash, files, to_json
 from nearlm.mixing import (
-    FEATURES,
     Examples,
     Gate,
     Inputs,
+    Looked,
     Trace,
     Training,
     best_constant,
-    build_ngrams,
     cache_text,
     capped_lambda,
     examples_of,
@@ -35,7 +34,7 @@ from nearlm.text import SCORE_BATCH_TOKENS, Texts, fill_batch, plan_batches
 
 SKIPPED = tuple(round(0.05 * step, 2) for step in range(21))
 PAPER_ROWS = (
-    FEATURES,
+    ("keys", "conf", "ent", "freq", "fert"),
     ("keys", "conf", "ent", "fert"),
     ("keys", "conf", "ent", "freq"),
     ("keys", "freq", "fert"),
@@ -55,6 +54,11 @@ def ablate(
 ) -> Ablation:
     """Take a gate apart on a test text, from one trace; with a validation text, train the paper's variants too."""
     trained = Gate.load(store, gate)
+    if trained.info.mixture:
+        raise OptionError(
+            f"gate {gate!r} works with a mixture, expected one that chooses λ itself; train one with: "
+            f"nearlm gate {store.path} `text=…` `sources='none'` `gate='paper'`"
+        )
     retriever = Retriever.open(store, trained.settings)
     trained.check(retriever, trained.settings, lm.fingerprint())
 
@@ -75,7 +79,7 @@ def ablate(
 
 
 def _without_training(lm: LM, trained: Gate, test: Trace) -> Ablation:
-    examples = examples_of(test, trained.inputs, trained.ngrams, trained.settings)
+    examples = examples_of(test, trained.inputs, trained.looked, trained.settings)
     log_lm = examples.log_lm
     log_knn = examples.log_knn
     log_lam = trained.network.log_weights(examples.keys, examples.scalars)[:, 0]
@@ -148,7 +152,7 @@ class _Variants:
         self.valid = valid
         self.test = test
         self.reporter = reporter
-        self.ngrams = build_ngrams(store, reporter)
+        self.store = store
         self.split = split_rows(valid.lm.text.documents, gate.info.training.seed)
         self.job = Job(gate_files(store, gate.name).folder, "ablate")
         described = canonical_hash(to_json(gate.info))
@@ -172,7 +176,7 @@ class _Variants:
         return FeatureRow(list(features), values, trained.epochs)
 
     def _examples(self, trace: Trace, inputs: Inputs) -> Examples:
-        return examples_of(trace, inputs, self.ngrams if inputs.counts else None, self.gate.settings)
+        return examples_of(trace, inputs, Looked.build(self.store, inputs, self.reporter), self.gate.settings)
 
 
 def _speed(lm: LM, gate: Gate, bench: Bench, retriever: Retriever) -> PartSpeed:

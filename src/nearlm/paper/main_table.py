@@ -100,7 +100,7 @@ class Memories:
         timed so many times, each next to it.
         """
         traced = self.test.traced
-        if memory is None:
+        if memory is None or memory.retriever is None:
             return Row(name, perplexity(traced.log_lm), 1 / lm_seconds)
         k = memory.settings.k or PAPER_K
         trace = self.test.trace(memory.retriever, k)
@@ -109,7 +109,7 @@ class Memories:
         extra = 0.0
         tables = 0
         if memory.gate is not None:
-            lam = memory.gate.weights(traced.keys, traced.conf, traced.ent, traced.contexts())
+            lam = memory.gate.weights(traced.keys, traced.known())
             extra = self.test.gate_seconds(memory.gate)
             tables = memory.gate.bytes
         retrieving = float(np.mean(lam > 0))
@@ -163,6 +163,8 @@ def main_table(memories: Memories, best: Datastore, *, budget: float, rounds: in
     """Measure the paper's rows; `best` is the optimized store, with all remedies."""
     store = memories.store
     vanilla = memories.tune(store, PAPER)
+    assert vanilla.retriever is not None
+    searched = vanilla.retriever
     whole = {
         NLM: KNNLM(memories.lm, store, None),
         VANILLA: KNNLM(memories.lm, store, vanilla),
@@ -183,7 +185,7 @@ def main_table(memories: Memories, best: Datastore, *, budget: float, rounds: in
     usual = median(run.retrievals_per_second or 0.0 for run in runs[VANILLA])
 
     def pace() -> float:
-        return memories.test.searches_per_second(vanilla.retriever, PAPER_K) / usual
+        return memories.test.searches_per_second(searched, PAPER_K) / usual
 
     rows = []
     for name, memory in models.items():

@@ -12,6 +12,7 @@ from nearlm.store.layout import (
     IndexData,
     IndexFiles,
     Layout,
+    MixtureFiles,
     NGramFiles,
     SuffixFiles,
     is_key_file,
@@ -19,5 +20,5 @@ from nearlm.store.layout import (
 )
 from nearlm.store.manifest import Manifest, Step
 from nearlm.store.plan import SHARD_RECORDS, BuildOptions, difference
-from nearlm.store.settings import DEFAULT, NO_GATE, SearchSettings, Tuned, read_tuned, write_defaults, write_tuned
+from nearlm.store.settings import DEFAULT, NONE, SearchSettings, Tuned, read_tuned, write_defaults, write_tuned
 from nearlm.store.writing import refuse_foreign

@@ -123,6 +123,11 @@ class Datastore:
         return self.layout.names("gate")
 
     @property
+    def mixtures(self) -> list[str]:
+        """The names of the store's finished mixtures."""
+        return self.layout.names("mixture")
+
+    @property
     def defaults(self) -> SearchSettings:
         """Which index, gate and share of skipped searches are used when none is named."""
         return read_defaults(self.layout)
@@ -243,7 +248,8 @@ class Datastore:
             "texts": [text for segment in manifest.segments for text in segment.texts],
             "indexes": self.indexes,
             "gates": self.gates,
-            "defaults": {name: getattr(self.defaults, name) for name in ("index", "gate", "skip")},
+            "mixtures": self.mixtures,
+            "defaults": {name: getattr(self.defaults, name) for name in ("index", "mixture", "gate", "skip")},
             "shards": len(manifest.shards),
             "bytes": self.bytes,
             "bytes_per_record": round(self.bytes / len(self)),

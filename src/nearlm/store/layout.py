@@ -58,13 +58,22 @@ class Layout:
         """Return the files of a gate."""
         return GateFiles(self.folder / "gate" / _plain("gate", name))
 
+    def mixture(self, name: str) -> "MixtureFiles":
+        """Return the files of a mixture."""
+        return MixtureFiles(self.folder / "mixture" / _plain("mixture", name))
+
     def names(self, kind: str) -> list[str]:
-        """Return the names of the finished ones of a kind: `index` or `gate`."""
+        """Return the names of the finished ones of a kind: `index`, `gate` or `mixture`."""
         return sorted(path.parent.name for path in self.folder.glob(f"{kind}/*/{kind}.json"))
 
     def check_described(self) -> None:
-        """Refuse settings and gates whose descriptions, which are written before or with them, are gone."""
-        for pattern, description in (("index/*/settings.json", "index.json"), ("gate/*/gate.safetensors", "gate.json")):
+        """Refuse settings, gates and mixtures whose descriptions, which are written before or with them, are gone."""
+        described = {
+            "index/*/settings.json": "index.json",
+            "gate/*/gate.safetensors": "gate.json",
+            "mixture/*/mixture.safetensors": "mixture.json",
+        }
+        for pattern, description in described.items():
             for path in sorted(self.folder.glob(pattern)):
                 unfinished = any(path.parent.glob("*.job/plan.json"))
                 if not (unfinished or path.with_name(description).exists()):
@@ -146,6 +155,15 @@ class GateFiles:
         self.folder = folder
         self.description = folder / "gate.json"
         self.weights = folder / "gate.safetensors"
+
+
+class MixtureFiles:
+    """The files of a mixture."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.description = folder / "mixture.json"
+        self.weights = folder / "mixture.safetensors"
 
 
 class NGramFiles:

@@ -7,8 +7,8 @@ from typing import Any, Literal, Self, TypeVar
 from nearlm.base import OptionError, StoreError, check_at_least, files, from_json, write_record
 from nearlm.store.layout import Layout
 
-DEFAULT = "default"  # the name of an index or gate
-NO_GATE = "none"
+DEFAULT = "default"  # the name of an index, gate or mixture
+NONE = "none"  # of a gate or mixture that is not wanted
 DISTANCES = ("index", "store", "parent")
 _RENAMED = {"temperature": "knn_temperature", "adaptor": "gate"}  # since 0.1
 Kind = TypeVar("Kind", bound="SearchSettings")
@@ -30,8 +30,10 @@ class SearchSettings:
     """Lists of the index that a search looks at; more find more, slower. [default: the index's]"""
     distances: str | None = None
     """Distances by the keys of the index (rounded), the store, or the parent it was made from. [default: index]"""
+    mixture: str | None = None
+    """Mixture that weighs what was found for each token, or none. [default: the store's choice]"""
     gate: str | None = None
-    """Gate that chooses λ for each token, or none. [default: the store's choice]"""
+    """Gate that decides which tokens skip retrieval, and without a mixture λ, or none. [default: the store's choice]"""
     skip: float | Literal["auto"] | None = None
     """Share of tokens that skip retrieval: 0 to 1, or auto."""
     budget: float | None = None
@@ -84,15 +86,16 @@ def read_defaults(layout: Layout) -> SearchSettings:
         )
     noted = _read(SearchSettings, layout.defaults) or SearchSettings()
     _check_there("index", noted.index, [DEFAULT, *layout.names("index")], layout.defaults)
-    _check_there("gate", noted.gate, [NO_GATE, *layout.names("gate")], layout.defaults)
-    if noted.skip is not None and noted.gate in (None, NO_GATE):
+    _check_there("gate", noted.gate, [NONE, *layout.names("gate")], layout.defaults)
+    _check_there("mixture", noted.mixture, [NONE, *layout.names("mixture")], layout.defaults)
+    if noted.skip is not None and noted.gate in (None, NONE):
         raise StoreError(f"{layout.defaults} says skip {noted.skip}, but names no gate; remove that file")
     return noted.over(SearchSettings(index=DEFAULT))
 
 
 def _check_there(kind: str, name: str | None, there: list[str], path: Path) -> None:
     if name is not None and name not in there:
-        again = f"nearlm {kind} {path.parent}" + (" `text=…`" if kind == "gate" else "")
+        again = f"nearlm index {path.parent}" if kind == "index" else f"nearlm gate {path.parent} `text=…`"
         raise StoreError(f"{path} names {kind} {name!r}, which is not there; make it ({again}), or remove that file")
 
 

@@ -1,0 +1,85 @@
+"""What comes of a mixture: the weights of LM and experts, and p = Σ_e w_e(c) p_e, for targets and the vocabulary."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearlm.base import Doubles, Int32s
+from nearlm.mixing.mixture_features import KNN, SOURCES, Bools, Proposal, experts_of
+from nearlm.search import Neighbors
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What the memory proposes for n contexts, and the log weights of LM and experts, [n, 1 + experts]."""
+
+    sources: tuple[str, ...]
+    proposals: dict[str, Proposal]
+    log_weights: Doubles
+    near: Neighbors | None
+    retrieved: Bools
+
+    @property
+    def lam(self) -> Doubles:
+        """How much the whole memory weighs, [n]."""
+        return np.asarray(-np.expm1(self.log_weights[:, 0]))
+
+    def log_knn(self, log_experts: Doubles) -> Doubles:
+        """Return log p_kNN of targets at the tuned temperature, -inf where nothing was retrieved."""
+        if KNN not in self.sources:
+            return np.full(len(log_experts), -np.inf)
+        return log_experts[:, experts_of(self.sources)[KNN].start + SOURCES[KNN].main]
+
+    def log_experts(self, log_lm: Doubles, targets: Int32s) -> Doubles:
+        """Return log p of one target per context under LM and experts, [n, 1 + experts]."""
+        return log_p_of(self.sources, self.proposals, log_lm, targets)
+
+    def log_p(self, log_experts: Doubles) -> Doubles:
+        """Return log p of targets that LM and experts give these: log Σ_e w_e p_e."""
+        return log_sum(self.log_weights + log_experts)
+
+    def log_p_vocabulary(self, log_lm: Tensor) -> Tensor:
+        """Return log p of the whole vocabulary, [n, vocabulary], for the LM's: for a few contexts at a time."""
+        memory = np.zeros(log_lm.shape, np.float64)
+        weights = np.exp(self.log_weights)
+        for name, place in experts_of(self.sources).items():
+            if name in self.proposals:
+                rows, candidates = self.proposals[name]
+                part = np.zeros((len(rows), log_lm.shape[1])) if len(rows) < len(memory) else memory
+                candidates.add_to(part, weights[rows, place])
+                if part is not memory:
+                    memory[rows] += part
+        log_memory = torch.from_numpy(memory).to(log_lm.device).log().to(log_lm.dtype)
+        log_rest = torch.from_numpy(self.log_weights[:, :1]).to(log_lm.device, log_lm.dtype)
+        return (log_rest + log_lm).logaddexp(log_memory)
+
+
+def log_sum(values: Doubles) -> Doubles:
+    """Return log Σ exp over the last axis; -inf is allowed, but not in all places."""
+    largest = values.max(-1, keepdims=True)
+    return np.asarray(np.log(np.exp(values - largest).sum(-1)) + largest[..., 0])
+
+
+def there_of(sources: tuple[str, ...], proposals: dict[str, Proposal], count: int) -> Bools:
+    """Tell which experts have a distribution for each context, [n, 1 + experts]; the LM always has."""
+    places = experts_of(sources)
+    there = np.zeros((count, 1 + sum(place.stop - place.start for place in places.values())), np.bool_)
+    there[:, 0] = True
+    for name, (rows, candidates) in proposals.items():
+        there[rows, places[name]] = (candidates.counts > 0)[:, None]
+    return there
+
+
+def log_p_of(sources: tuple[str, ...], proposals: dict[str, Proposal], log_lm: Any, targets: Int32s) -> Doubles:
+    """Return log p of one target per context under LM and experts, [n, 1 + experts]; -inf where one gives nothing."""
+    places = experts_of(sources)
+    p = np.zeros((len(targets), 1 + sum(place.stop - place.start for place in places.values())))
+    for name, (rows, candidates) in proposals.items():
+        p[rows, places[name]] = candidates.p_of(targets[rows])
+    with np.errstate(divide="ignore"):
+        log_p: Doubles = np.log(p)
+    log_p[:, 0] = log_lm
+    return log_p

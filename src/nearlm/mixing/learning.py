@@ -1,0 +1,73 @@
+"""Learn all that can be learned for an index from one validation text: λ, T and k, a mixture, and a gate for it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from nearlm.base import QUIET, Reporter
+from nearlm.mixing.gate import Gate
+from nearlm.mixing.gate_training import Training
+from nearlm.mixing.mixture import ALL_SOURCES, Mixture
+from nearlm.mixing.traces import cache_text
+from nearlm.mixing.tuning import tune
+from nearlm.model.lm import AnyModel
+from nearlm.search import read_settings
+from nearlm.store import DEFAULT, NONE, AnyStore, Datastore
+from nearlm.store.model_files import load_lm
+from nearlm.text import Texts
+
+
+@dataclass(frozen=True, repr=False)
+class Learned:
+    """What was learned: a mixture, unless none was asked for, and a gate that decides which tokens skip retrieval."""
+
+    mixture: Mixture | None
+    gate: Gate
+
+    def __repr__(self) -> str:
+        return self.table()
+
+    def table(self) -> str:
+        """Say how well they do on what was held out, for people."""
+        return "\n".join(part.table() for part in (self.mixture, self.gate) if part is not None)
+
+
+def learn_all(
+    store: AnyStore,
+    text: Texts,
+    model: AnyModel = None,
+    training: Training = Training(),
+    *,
+    name: str = DEFAULT,
+    index: str = DEFAULT,
+    sources: str = ALL_SOURCES,
+    stride: int | None = None,
+    reporter: Reporter = QUIET,
+) -> Learned:
+    """Tune an index unless it is tuned, train a mixture and then a gate for it, all on one validation text.
+
+    If the mixture is not surely better than one λ, the gate chooses λ itself, as in the paper.
+
+    Args:
+        store: Folder of a store, `cache:NAME`, or an open store.
+        text: Names of texts, or a `TextSource`; it should not be in the store.
+        model: The store's model, by default as it was built.
+        training: How the gate's network is trained.
+        name: Name of mixture and gate.
+        index: Which index they are for.
+        sources: What is mixed with the LM, some of knn,ngram,text, or none for no mixture.
+        stride: Tokens from window to window, by default the window.
+        reporter: Whom to tell of the progress.
+
+    Example:
+        >>> learned = nearlm.learn_all("mystore", "valid/")
+        >>> knnlm = nearlm.KNNLM.load("mystore")  # uses what was learned, if it is better
+    """
+    opened = Datastore.open(store)
+    lm = load_lm(opened, model)
+    read = cache_text(text, lm.tokenizer, opened.reading(stride), reporter)
+    if read_settings(opened, index) is None:
+        tune(opened, read, lm, index=index, stride=stride, reporter=reporter)
+    how: Any = {"name": name, "index": index, "reporter": reporter}
+    mixture = None if sources == NONE else Mixture.train(opened, read, lm, sources=sources, seed=training.seed, **how)
+    better = mixture is not None and mixture.info.better
+    return Learned(mixture, Gate.train(opened, read, lm, training, mixture=name if better else None, **how))

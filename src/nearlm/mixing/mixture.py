@@ -1,0 +1,260 @@
+"""A mixture: after the search a network weighs the LM and all that the memory proposes. How it is trained and kept."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from nearlm.base import QUIET, OptionError, Reporter, StoreError, canonical_hash, files
+from nearlm.base.records import FileInfo, check_files, check_names, read_record, write_record
+from nearlm.mixing.advice import Advice, there_of
+from nearlm.mixing.candidates import from_neighbors
+from nearlm.mixing.infinigram import InfiniGram, build_infinigram
+from nearlm.mixing.mixture_features import (
+    KNN,
+    NGRAM,
+    SOURCES,
+    Bools,
+    Known,
+    Proposal,
+    features_of,
+    parse_sources,
+    propose,
+    width_of,
+)
+from nearlm.mixing.mixture_network import MixtureNetwork
+from nearlm.mixing.mixture_training import MixtureVerdict, Searched, learn_mixture, mixture_examples
+from nearlm.mixing.traces import LMTrace, trace_text
+from nearlm.mixing.trained import check_trained, search_for, search_hash, search_only, tuned_settings
+from nearlm.model.lm import AnyModel
+from nearlm.search import Neighbors, Retriever
+from nearlm.store import DEFAULT, NONE, AnyStore, Datastore, MixtureFiles, SearchSettings, Tuned
+from nearlm.store.model_files import load_lm
+from nearlm.text import Texts, TokenText
+
+FORMAT = 1
+ALL_SOURCES = "knn,ngram,text"
+
+
+@dataclass(frozen=True)
+class MixtureInfo(MixtureVerdict):
+    """What `mixture.json` says of a mixture: what it may be used with, how it was trained, and how well it does."""
+
+    format: int
+    sources: tuple[str, ...]
+    store: str
+    search: str
+    model: str
+    text: str
+    settings: SearchSettings
+    seed: int
+    files: dict[str, FileInfo]
+
+
+@dataclass(frozen=True, repr=False)
+class Mixture:
+    """Sources of candidates and the network that weighs their experts, p = Σ_e w_e(c) p_e.
+
+    Every expert is a distribution and the weights add up to 1, so p does. An expert whose source found nothing, or was
+    not asked since the token skips retrieval, weighs 0.
+
+    Example:
+        >>> tuning = nearlm.tune("mystore", "valid/")
+        >>> mixture = nearlm.Mixture.train("mystore", "valid/")
+        >>> knnlm = nearlm.KNNLM.load("mystore")
+    """
+
+    name: str
+    info: MixtureInfo
+    network: MixtureNetwork
+    infinigram: InfiniGram | None
+
+    @classmethod
+    def train(
+        cls,
+        store: AnyStore,
+        text: Texts | TokenText,
+        model: AnyModel = None,
+        *,
+        sources: str = ALL_SOURCES,
+        name: str = DEFAULT,
+        index: str = DEFAULT,
+        seed: int = 0,
+        stride: int | None = None,
+        reporter: Reporter = QUIET,
+    ) -> "Mixture":
+        """Train a mixture on a validation text and save it with the store, for an index that has been tuned.
+
+        Args:
+            store: Folder of a store, `cache:NAME`, or an open store.
+            text: Names of texts, or a `TextSource`; it should not be in the store.
+            model: The store's model, by default as it was built.
+            sources: What is mixed with the LM, some of knn,ngram,text: neighbours, the ∞-gram of the store's text, and
+                the text read so far.
+            name: Name of the mixture.
+            index: Which index of the store it is for.
+            seed: Seed of the training.
+            stride: Tokens from window to window, by default the window.
+            reporter: Whom to tell of the progress.
+
+        """
+        opened = Datastore.open(store)
+        place = mixture_files(opened, name)
+        tuned = tuned_settings(opened, index) if KNN in parse_sources(sources) else None
+        lm = load_lm(opened, model)
+        place.folder.mkdir(parents=True, exist_ok=True)
+        with files.lock(place.folder):
+            traced = trace_text(lm, opened, text, reporter, stride=stride)
+            network, info = _learn(opened, traced, lm.fingerprint(), parse_sources(sources), tuned, seed, reporter)
+            save_mixture(place, network, info)
+        return cls.load(opened, name)
+
+    @classmethod
+    def load(cls, store: Datastore, name: str = DEFAULT) -> "Mixture":
+        """Open a mixture of a store; refuse one of an earlier state of it."""
+        place = mixture_files(store, name)
+        again = f"nearlm gate {store.path} `text=…`{'' if name == DEFAULT else f' `gate={name!r}`'}, or Mixture.train()"
+        if not place.description.exists():
+            known = ", ".join(store.mixtures) or "none"
+            raise StoreError(f"{store.path} has no mixture {name!r} (it has {known}); make one with: {again}")
+        version = files.read_json(place.description).get("format")
+        if version != FORMAT:
+            raise StoreError(f"mixture {name!r} has format {version}, this nearlm reads {FORMAT}; train again: {again}")
+        info = verify_mixture(store, name)
+        if info.store != store.checksum:
+            raise StoreError(f"mixture {name!r} is of an earlier state of {store.path}; train it again: {again}")
+        infinigram = InfiniGram.open(store) if NGRAM in info.sources else None
+        return cls(name, info, _read_network(place, info), infinigram)
+
+    def __repr__(self) -> str:
+        return f"Mixture({self.name!r}: LM, {', '.join(self.info.sources)})"
+
+    @property
+    def searches(self) -> bool:
+        """Whether neighbours are searched for it."""
+        return KNN in self.info.sources
+
+    @property
+    def hash(self) -> str:
+        """What tells it from every other: a hash of its weights."""
+        return canonical_hash({name: file.sha256 for name, file in self.info.files.items()})
+
+    @property
+    def bytes(self) -> int:
+        """The size of its files and of the suffix array that it looks up."""
+        own = sum(file.bytes for file in self.info.files.values())
+        return own + (self.infinigram.bytes if self.infinigram else 0)
+
+    @property
+    def knn_temperature(self) -> float:
+        """The tuned T, around which its temperatures are."""
+        return self.info.settings.knn_temperature or 1.0
+
+    def ask(self, known: Known) -> dict[str, Proposal]:
+        """Ask the sources that need no search."""
+        return propose(self.info.sources, known, self.infinigram)
+
+    def weigh(self, known: Known, proposals: dict[str, Proposal], near: Neighbors | None, retrieved: Bools) -> Advice:
+        """Weigh what sources propose and, of the contexts that retrieved, the neighbours."""
+        sources = self.info.sources
+        if near is not None and KNN in sources:
+            found = Proposal(np.flatnonzero(retrieved), from_neighbors(near, self.knn_temperature))
+            proposals = {KNN: found, **proposals}
+        there = there_of(sources, proposals, len(retrieved))
+        log_weights = self.network.log_weights(features_of(sources, known, proposals), there)
+        return Advice(sources, proposals, log_weights, near, retrieved)
+
+    def check(self, retriever: Retriever | None, settings: SearchSettings, fingerprint: str) -> None:
+        """Refuse an index, search settings or a model other than those of the training."""
+        if self.searches and retriever is not None:
+            check_trained("mixture", self.info.settings, self.info.search, retriever, settings)
+        if fingerprint != self.info.model:
+            raise OptionError("the mixture was trained with another model; train it again with `nearlm gate`")
+
+    def table(self) -> str:
+        """Say how well it does on what was held out, for people."""
+        info = self.info
+        baseline = "constant λ" if self.searches else "the same"
+        without = f", without searches {info.skipped:.3f}" if self.searches else ""
+        rows = [
+            f"trained on {info.tokens:,} tokens; held out: {info.held_tokens:,} tokens ({info.unit})",
+            f"held-out perplexity: LM {info.nlm:.3f}, {baseline} {info.constant:.3f}, "
+            f"mixture {info.searched:.3f}{without}",
+        ]
+        return "\n".join(rows)
+
+
+def _learn(
+    store: Datastore,
+    traced: LMTrace,
+    model: str,
+    sources: tuple[str, ...],
+    tuned: Tuned | None,
+    seed: int,
+    reporter: Reporter,
+) -> tuple[MixtureNetwork, MixtureInfo]:
+    """Train a network on a traced text, and say all there is to say of it."""
+    searched = None
+    if tuned is not None:
+        searched = Searched(search_for(traced, Retriever.open(store, tuned), tuned, reporter), tuned)
+    infinigram = build_infinigram(store, reporter) if NGRAM in sources else None
+    examples = mixture_examples(traced, sources, infinigram, searched)
+    network, verdict = learn_mixture(examples, traced, searched, seed, reporter)
+    return network, MixtureInfo(
+        **vars(verdict),
+        format=FORMAT,
+        sources=sources,
+        store=store.checksum,
+        search=search_hash(searched.trace.retriever) if searched else "",
+        model=model,
+        text=traced.text.sha256,
+        settings=search_only(tuned) if tuned else SearchSettings(),
+        seed=seed,
+        files={},
+    )
+
+
+def mixture_files(store: Datastore, name: str) -> MixtureFiles:
+    """Return the files of a mixture of a store."""
+    if name == NONE:
+        raise OptionError(f"`mixture` is {name!r}, which stands for no mixture at all; expected another name")
+    return store.layout.mixture(name)
+
+
+def save_mixture(place: MixtureFiles, network: MixtureNetwork, info: MixtureInfo) -> None:
+    """Write a mixture's files, `mixture.json` last."""
+    place.folder.mkdir(parents=True, exist_ok=True)
+    files.remove(place.description)
+    files.write_bytes(place.weights, save_tensors(network.state_dict()))
+    write_record(place.description, replace(info, files={place.weights.name: FileInfo.of(place.weights)}))
+
+
+def verify_mixture(store: Datastore, name: str) -> MixtureInfo:
+    """Return what is known of a mixture; refuse one whose weights are not as they were written."""
+    place = mixture_files(store, name)
+    info = read_record(MixtureInfo, place.description)
+    check_names(place.description, {*info.files, place.weights.name}, info.files.keys() & {place.weights.name})
+    check_files(place.folder, info.files, _remedy(place), every_byte=True)
+    parse_sources(",".join(info.sources))
+    return info
+
+
+def _read_network(place: MixtureFiles, info: MixtureInfo) -> MixtureNetwork:
+    network = MixtureNetwork(width_of(info.sources), experts_count(info.sources))
+    try:
+        network.load_state_dict(load_tensors(place.weights.read_bytes()))
+    except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise StoreError(f"{place.weights} is not as nearlm writes it ({why}); {_remedy(place)}") from None
+    return network.eval()
+
+
+def experts_count(sources: tuple[str, ...]) -> int:
+    """Return how many experts there are, with the LM."""
+    return 1 + sum(SOURCES[name].experts for name in sources)
+
+
+def _remedy(place: MixtureFiles) -> str:
+    return f"remove {place.folder} and train the mixture again"

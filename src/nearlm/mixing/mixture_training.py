@@ -1,0 +1,205 @@
+"""Train a mixture's network on a traced text: examples, with searches and without, and the steps of the optimiser."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from nearlm.base import Doubles, Floats, Ints, Reporter
+from nearlm.mixing.advice import log_p_of, log_sum, there_of
+from nearlm.mixing.candidates import from_neighbors
+from nearlm.mixing.equations import perplexity
+from nearlm.mixing.gate_training import SURE, TRUSTED_TOKENS, Split, one_thread, split_rows, standard_error
+from nearlm.mixing.infinigram import InfiniGram
+from nearlm.mixing.mixture_features import (
+    KNN,
+    Bools,
+    Proposal,
+    columns_with,
+    experts_of,
+    features_of,
+    propose,
+    width_of,
+)
+from nearlm.mixing.mixture_network import MixtureNetwork, mixture_loss
+from nearlm.mixing.traces import LMTrace, Trace
+from nearlm.store import Tuned
+
+_BLOCK = 2048
+_BATCH = 256
+_RATE = 2e-3
+_EPOCHS = 40
+_PATIENCE = 5
+_SKIPPED = 0.25  # of the tokens are learned from as if they had skipped retrieval
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The neighbours of a traced text, and the settings tuned for them."""
+
+    trace: Trace
+    tuned: Tuned
+
+    @property
+    def knn_temperature(self) -> float:
+        """The tuned T."""
+        return self.tuned.knn_temperature or 1.0
+
+
+@dataclass(frozen=True)
+class MixtureExamples:
+    """What a mixture learns from, one row per token: features, log p of LM and experts, and which of them are there."""
+
+    sources: tuple[str, ...]
+    features: Floats
+    log_p: Floats
+    there: Bools
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __getitem__(self, rows: Ints) -> "MixtureExamples":
+        return MixtureExamples(self.sources, self.features[rows], self.log_p[rows], self.there[rows])
+
+    def without_search(self, rows: Ints | slice = slice(None)) -> "MixtureExamples":
+        """Return the examples as they are where some rows skip retrieval."""
+        if KNN not in self.sources:
+            return self
+        features = self.features.copy()
+        there = self.there.copy()
+        for column in columns_with(KNN, self.sources):
+            features[rows, column] = 0
+        there[rows, experts_of(self.sources)[KNN]] = False
+        return MixtureExamples(self.sources, features, self.log_p, there)
+
+    def log_mixture(self, network: MixtureNetwork) -> Doubles:
+        """Return log p of every token as a network mixes it."""
+        log_weights = network.log_weights(self.features, self.there)
+        return log_sum(log_weights + self.log_p)
+
+
+def mixture_examples(
+    traced: LMTrace, sources: tuple[str, ...], infinigram: InfiniGram | None, searched: Searched | None
+) -> MixtureExamples:
+    """Turn a trace into what a mixture learns from, some rows at a time."""
+    text = traced.text
+    targets = text.targets
+    known = traced.known()
+    parts = []
+    for start in range(0, len(targets), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        here = known[rows]
+        found = propose(sources, here, infinigram)
+        if KNN in sources and searched is not None:
+            near = from_neighbors(searched.trace.neighbors(rows, searched.tuned.k), searched.knn_temperature)
+            found = {KNN: Proposal(np.arange(len(here.conf)), near), **found}
+        log_p = log_p_of(sources, found, traced.logp[rows], targets[rows]).astype(np.float32)
+        there = there_of(sources, found, len(here.conf))
+        parts.append((features_of(sources, here, found), log_p, there))
+    return MixtureExamples(sources, *(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def train_mixture(
+    examples: MixtureExamples, split: Split, seed: int, advance: Callable[[int], None] = lambda count: None
+) -> MixtureNetwork:
+    """Train a network by likelihood and keep its best state on the held-out rows; the same seed, the same network."""
+    held = examples[split.held]
+    judges = (held, held.without_search())
+    with torch.random.fork_rng(devices=[]), one_thread():
+        torch.manual_seed(seed)
+        rng = np.random.default_rng(seed)
+        network = MixtureNetwork(width_of(examples.sources), examples.log_p.shape[1])
+        network.fit(torch.from_numpy(examples.features[split.train]))
+        optimiser = torch.optim.Adam(network.parameters(), lr=_RATE)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, _EPOCHS, _RATE / 20)
+        best, value, since = copy.deepcopy(network), _judge(network, judges), 0
+        for _ in range(_EPOCHS):
+            _train_epoch(network, optimiser, examples, rng.permutation(split.train), rng)
+            schedule.step()
+            advance(len(split.train))
+            now = _judge(network, judges)
+            since += 1
+            if now < value:
+                best, value, since = copy.deepcopy(network), now, 0
+            elif since >= _PATIENCE:
+                break
+    return best.eval()
+
+
+@dataclass(frozen=True)
+class MixtureVerdict:
+    """How well a mixture does on tokens that it was not trained on, and whether it is used.
+
+    `better` says that it predicts enough of them better than the tuned constant λ does, by more than two standard
+    errors of the difference (`gain`, in nats). `skipped` is its perplexity when no token is searched for.
+    """
+
+    better: bool
+    tokens: int
+    held_tokens: int
+    unit: str
+    nlm: float
+    constant: float
+    searched: float
+    skipped: float
+    gain: float
+    gain_error: float
+
+
+def learn_mixture(
+    examples: MixtureExamples, traced: LMTrace, searched: Searched | None, seed: int, reporter: Reporter
+) -> tuple[MixtureNetwork, MixtureVerdict]:
+    """Train a network on nine tenths of a text and judge it on the rest."""
+    split = split_rows(traced.text.documents, seed)
+    with reporter.bar("training the mixture", _EPOCHS * len(split.train), "tokens") as advance:
+        network = train_mixture(examples, split, seed, advance)
+    constant = traced.log_lm if searched is None else searched.trace.log_p(searched.tuned)
+    return network, judge_mixture(network, examples, split, constant)
+
+
+def judge_mixture(
+    network: MixtureNetwork, examples: MixtureExamples, split: Split, constant: Doubles
+) -> MixtureVerdict:
+    """Compare a network on what was held out with log p of one λ for all tokens."""
+    held = examples[split.held]
+    searched = held.log_mixture(network)
+    constant = constant[split.held]
+    gain = searched - constant
+    error = standard_error(gain, split.documents)
+    return MixtureVerdict(
+        better=len(held) >= TRUSTED_TOKENS and float(np.mean(gain)) > SURE * error,
+        tokens=len(split.train),
+        held_tokens=len(held),
+        unit=split.unit,
+        nlm=perplexity(held.log_p[:, 0].astype(np.float64)),
+        constant=perplexity(constant),
+        searched=perplexity(searched),
+        skipped=perplexity(held.without_search().log_mixture(network)),
+        gain=float(np.mean(gain)),
+        gain_error=error,
+    )
+
+
+def _judge(network: MixtureNetwork, judges: tuple[MixtureExamples, MixtureExamples]) -> float:
+    """Return the perplexity on held-out tokens, searched and not, in the shares that are learned from."""
+    searched, skipped = (perplexity(one.log_mixture(network)) for one in judges)
+    return float(searched ** (1 - _SKIPPED) * skipped**_SKIPPED)
+
+
+def _train_epoch(
+    network: MixtureNetwork,
+    optimiser: torch.optim.Optimizer,
+    examples: MixtureExamples,
+    order: Ints,
+    rng: np.random.Generator,
+) -> None:
+    network.train()
+    for start in range(0, len(order), _BATCH):
+        batch = examples[np.sort(order[start : start + _BATCH])]
+        batch = batch.without_search(np.flatnonzero(rng.random(len(batch)) < _SKIPPED))
+        features, log_p, there = (torch.from_numpy(column) for column in (batch.features, batch.log_p, batch.there))
+        optimiser.zero_grad()
+        mixture_loss(network(features, there), log_p).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()

@@ -1,0 +1,67 @@
+"""What gates and mixtures are trained for: an index, how it is searched, and a trace of a validation text."""
+
+from nearlm.base import OptionError, Reporter, StoreError, canonical_hash
+from nearlm.mixing.traces import LMTrace, Trace, trace_lm, trace_search
+from nearlm.model.lm import LM
+from nearlm.search import Retriever, read_settings, tune_again
+from nearlm.store import Datastore, SearchSettings, Tuned
+from nearlm.text import Reading, TokenText
+
+_OF_A_SEARCH = ("index", "knn_temperature", "k", "nprobe", "distances")
+
+
+def tuned_settings(store: Datastore, index: str) -> Tuned:
+    """Return what was tuned for an index; a gate or mixture is trained for just that."""
+    tuned = read_settings(store, index)
+    if tuned is None:
+        raise StoreError(f"index {index!r} of {store.path} has no tuned T and k; {tune_again(store, index)}")
+    return tuned
+
+
+def search_only(settings: SearchSettings) -> SearchSettings:
+    """Return the settings that a gate or mixture depends on: all of a search, and T."""
+    return SearchSettings(**{name: getattr(settings, name) for name in _OF_A_SEARCH})
+
+
+def search_hash(retriever: Retriever) -> str:
+    """Return a hash of all that a search depends on."""
+    return canonical_hash(retriever.describe())
+
+
+def trace_for(
+    lm: LM, retriever: Retriever, text: TokenText, reading: Reading, settings: SearchSettings, reporter: Reporter
+) -> Trace:
+    """Trace a text with enough neighbours for some settings, the same trace that tuning reads if possible."""
+    return search_for(trace_lm(lm, text, reading, reporter), retriever, settings, reporter)
+
+
+def search_for(traced: LMTrace, retriever: Retriever, settings: SearchSettings, reporter: Reporter) -> Trace:
+    """Search for a traced text with enough neighbours for some settings."""
+    k = retriever.used_k(settings.k)
+    if retriever.nested:
+        k = max(retriever.used_k(), k)
+    return trace_search(traced, retriever, k, reporter)
+
+
+def check_trained(
+    what: str, trained: SearchSettings, search: str, retriever: Retriever, settings: SearchSettings
+) -> None:
+    """Refuse another index or other search settings than those that a gate or mixture was trained with."""
+    if retriever.name != trained.index:
+        raise OptionError(
+            f"the {what} was trained for index {trained.index!r}, this is {retriever.name!r}; "
+            f"use `index={trained.index!r}`, or train one for this index with `nearlm gate`"
+        )
+    used = search_only(retriever.settings.over(settings))
+    for name in _OF_A_SEARCH[1:]:
+        here = getattr(used, name)
+        then = getattr(trained, name)
+        if here != then:
+            raise OptionError(
+                f"the {what} was trained with {name}={then}, here it is {here}; "
+                f"leave `{name}` out, or tune the index and train again"
+            )
+    if search_hash(retriever) != search:
+        raise OptionError(
+            f"the {what} was trained with an earlier index {retriever.name!r}; train it again with `nearlm gate`"
+        )

@@ -1,0 +1,35 @@
+"""All that can be learned from one validation text, in one call."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+from examples import QUICK
+
+from nearlm.mixing import Memory, learn_all
+from nearlm.store import Datastore
+
+
+@pytest.fixture
+def fresh(tuned_store, tmp_path):
+    """The store with an index that nobody has tuned."""
+    shutil.copytree(tuned_store.path, tmp_path / "store")
+    for name in ("gate", "mixture", "index/default/settings.json"):
+        path = tmp_path / "store" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    return Datastore.open(tmp_path / "store")
+
+
+def test_an_index_is_tuned_and_a_mixture_and_its_gate_are_trained(lm, fresh, valid_folder):
+    made = learn_all(fresh, valid_folder, lm, QUICK)
+    assert fresh.mixtures == fresh.gates == ["default"]
+    better = made.mixture.info.better
+    assert made.gate.info.mixture == (made.mixture.hash if better else "")
+    assert (Memory.open(fresh).mixture is not None) == better
+    assert "held-out perplexity" in made.table() and made.gate.inputs.suffix == better
+
+
+def test_without_sources_it_is_the_papers_gate_alone(lm, fresh, valid_folder):
+    made = learn_all(fresh, valid_folder, lm, replace(QUICK, features="conf,ent"), sources="none", name="paper")
+    assert made.mixture is None and fresh.mixtures == [] and made.gate.info.mixture == ""
+    assert Memory.open(fresh).constant

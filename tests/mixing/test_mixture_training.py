@@ -1,0 +1,82 @@
+"""Training a mixture: examples from a trace against the equations, what is learned, and tokens that skip retrieval."""
+
+import numpy as np
+import pytest
+from examples import DOCUMENTS, trace_for
+
+from nearlm.mixing.equations import log_p_knn, perplexity
+from nearlm.mixing.gate_training import split_rows
+from nearlm.mixing.infinigram import build_infinigram
+from nearlm.mixing.mixture_features import KNN, NGRAM, TEXT, columns_with, experts_of, width_of
+from nearlm.mixing.mixture_training import MixtureExamples, Searched, judge_mixture, mixture_examples, train_mixture
+from nearlm.store import Tuned
+
+ALL = (KNN, NGRAM, TEXT)
+
+
+def made_up(count=6000, seed=0):
+    """Tokens of which the ∞-gram or the neighbours know, as their features tell."""
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(count, width_of(ALL))).astype(np.float32)
+    places = experts_of(ALL)
+    p = np.full((count, 8), 1e-6)
+    p[:, 0] = rng.uniform(0.02, 0.3, count)
+    p[features[:, columns_with(KNN, ALL)[0]] > 0.5, places[KNN]] = 0.8
+    p[features[:, 24] > 1, places[NGRAM]] = 0.9
+    return MixtureExamples(ALL, features, np.log(p).astype(np.float32), np.ones((count, 8), np.bool_))
+
+
+def test_a_network_learns_whom_to_trust_and_does_without_a_search():
+    examples = made_up()
+    split = split_rows(DOCUMENTS, 0)
+    network = train_mixture(examples, split, 0)
+    held = examples[split.held]
+    lm = perplexity(held.log_p[:, 0].astype(float))
+    searched, skipped = perplexity(held.log_mixture(network)), perplexity(held.without_search().log_mixture(network))
+    assert searched < 0.75 * skipped and skipped < 0.95 * lm
+    again = train_mixture(examples, split, 0)
+    np.testing.assert_array_equal(
+        again.log_weights(held.features, held.there), network.log_weights(held.features, held.there)
+    )
+
+
+def test_without_a_search_just_what_needs_it_is_gone():
+    examples = made_up(50)
+    skipped = examples.without_search(np.array([3, 7]))
+    for row in range(50):
+        same = row not in (3, 7)
+        assert np.array_equal(skipped.features[row], examples.features[row]) == same
+        assert skipped.there[row].sum() == (8 if same else 3)
+    assert (skipped.features[3][columns_with(KNN, ALL)] == 0).all()
+    assert (examples.features[3] != 0).all()  # not changed itself
+
+
+@pytest.fixture(scope="module")
+def trace(lm, store, valid):
+    return trace_for(lm, store, valid)
+
+
+def test_examples_are_what_the_equations_say(trace, store):
+    settings = Tuned(k=32, knn_temperature=3.0)
+    examples = mixture_examples(trace.lm, ALL, build_infinigram(store), Searched(trace, settings))
+    assert examples.features.shape == (len(trace.lm), width_of(ALL))
+    near = trace.neighbors(slice(None), 32)
+    targets = trace.lm.text.targets
+    for expert, factor in zip(range(1, 6), (4, 2, 1, 0.5, 0.25), strict=True):
+        expected = log_p_knn(near.distances, near.tokens, targets, 3.0 * factor)
+        np.testing.assert_allclose(np.exp(examples.log_p[:, expert]), np.exp(expected), rtol=1e-3, atol=1e-6)
+    np.testing.assert_array_equal(examples.log_p[:, 0], trace.lm.logp)
+    assert examples.there[:, :6].all()
+
+
+def test_a_verdict_compares_with_the_tuned_constant(trace, store):
+    tuned = Tuned(k=32, knn_temperature=3.0, lam=0.3, index="default")
+    examples = mixture_examples(trace.lm, (KNN,), None, Searched(trace, tuned))
+    split = split_rows(trace.lm.text.documents, 0)
+    network = train_mixture(examples, split, 0)
+    verdict = judge_mixture(network, examples, split, trace.log_p(tuned))
+    constant = trace.log_p(tuned)[split.held]
+    assert verdict.constant == pytest.approx(perplexity(constant))
+    assert verdict.gain == pytest.approx(np.mean(examples[split.held].log_mixture(network) - constant))
+    assert verdict.skipped == pytest.approx(verdict.nlm)  # without neighbours only the LM is left
+    assert verdict.held_tokens == len(split.held) < 500 and not verdict.better  # too few to tell
