@@ -33,3 +33,17 @@ def test_without_sources_it_is_the_papers_gate_alone(lm, fresh, valid_folder):
     made = learn_all(fresh, valid_folder, lm, replace(QUICK, features="conf,ent"), sources="none", name="paper")
     assert made.mixture is None and fresh.mixtures == [] and made.gate.info.mixture == ""
     assert Memory.open(fresh).constant
+
+
+def test_a_stride_reaches_all_that_is_trained(lm, fresh, valid_folder, monkeypatch):
+    from nearlm.mixing import traces
+
+    seen = []
+    real = traces.trace_lm
+    monkeypatch.setattr(
+        traces,
+        "trace_lm",
+        lambda lm, text, reading, *rest: seen.append(reading.stride) or real(lm, text, reading, *rest),
+    )
+    learn_all(fresh, valid_folder, lm, QUICK, stride=16)
+    assert len(seen) == 3 and set(seen) == {16}  # tuning, mixture, gate

@@ -20,7 +20,7 @@ from nearlm.optimizer import trials
 from nearlm.paper import reproduction as reproducing
 from nearlm.paper.report import write_report
 from nearlm.paper.reproduction import ALL_PARTS, DEMO_PARTS, Reproduction
-from nearlm.paper.results import ALL, NLM, VANILLA, Parts, Results
+from nearlm.paper.results import ALL, MIXED, NLM, VANILLA, Parts, Results
 from nearlm.paper.settings import Setting
 from nearlm.store.datastore import Datastore
 from tiny import make_text
@@ -72,7 +72,7 @@ def test_every_part_is_measured_and_shown(setting, tmp_path, small, monkeypatch)
     parts = results.all()
     assert measured(parts) == {*ALL_PARTS, "about"}
     main = parts.main
-    assert [row.name for row in main.rows] == [NLM, VANILLA, "+ AR", "+ GM", "+ DR", "+ index", ALL]
+    assert [row.name for row in main.rows] == [NLM, VANILLA, "+ AR", "+ GM", "+ DR", "+ index", *MIXED, ALL]
     run = Reproduction(setting, out, quiet)
     for name, knnlm in ((NLM, load_knnlm(out / "fast", knn=False)), (ALL, load_knnlm(out / "fast"))):
         assert main.row(name).perplexity == pytest.approx(evaluate(knnlm, setting.test).perplexity, rel=1e-4)
@@ -80,6 +80,10 @@ def test_every_part_is_measured_and_shown(setting, tmp_path, small, monkeypatch)
     vanilla = run.memories.tune(run.store, "paper")
     assert main.row(VANILLA).perplexity == pytest.approx(
         evaluate(KNNLM(run.lm, run.store, vanilla), setting.test).perplexity, rel=1e-4
+    )
+    mixed = run.memories.mix(run.memories.tune(run.store, "auto"), "knn,ngram,text")
+    assert main.row("+ text so far").perplexity == pytest.approx(
+        evaluate(KNNLM(run.lm, run.store, mixed), setting.test).perplexity, rel=1e-4
     )
     assert len(Datastore.open(out / "merged")) == main.row("+ GM").setup.records < main.row(VANILLA).setup.records
     assert main.row("+ DR").setup.dim == 16 and not main.row("+ GM").end_to_end

@@ -21,7 +21,8 @@ from nearlm.mixing.infinigram import MAX_LENGTH, InfiniGram, Matches, build_infi
 from nearlm.mixing.learning import Learned, learn_all
 from nearlm.mixing.memory import Memory
 from nearlm.mixing.mixture import ALL_SOURCES, Mixture, verify_mixture
-from nearlm.mixing.mixture_features import Known
+from nearlm.mixing.mixture_features import Bools, Known
+from nearlm.mixing.mixture_training import Searched, mixture_examples
 from nearlm.mixing.ngrams import verify_ngrams
 from nearlm.mixing.prediction import Prediction
 from nearlm.mixing.traces import LMTrace, Trace, cache_text, room_for_traces, trace_lm, trace_search, trace_text

@@ -210,10 +210,13 @@ class Gate:
         held = self.info.held_out
         training = self.info.training
         weight = "λ(c)" if self.learned else f"λ={self.lam:g} for all"
+        bounds = f"LM {held.nlm:.3f}, constant λ {held.constant:.3f}; with {weight}"
+        if self.info.mixture:
+            bounds = f"without searches {held.nlm:.3f}, with all {held.constant:.3f}"
         rows = [
             f"trained on {training.tokens:,} tokens, {training.epochs} epochs, l1={training.l1:g}; "
             f"held out: {held.tokens:,} tokens ({held.unit})",
-            f"held-out perplexity: LM {held.nlm:.3f}, constant λ {held.constant:.3f}; with {weight}:",
+            f"held-out perplexity: {bounds}:",
         ]
         for percent in (0, 20, 40, 50, 60, 80, 100):
             rows.append(f"  {percent:3d} % skipped   {held.curve[percent]:.3f}   random {held.random[percent]:.3f}")

@@ -202,6 +202,9 @@ def _learn(
     infinigram = build_infinigram(store, reporter) if NGRAM in sources else None
     examples = mixture_examples(traced, sources, infinigram, searched)
     network, verdict = learn_mixture(examples, traced, searched, seed, reporter)
+    if not verdict.better:
+        gain = f"{verdict.gain:.4f} ± {verdict.gain_error:.4f} nats on {verdict.held_tokens:,} held-out tokens"
+        reporter.say(f"warning: the mixture is not surely better than one λ ({gain}); it is used only if it is named")
     return network, MixtureInfo(
         **vars(verdict),
         format=FORMAT,

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from nearlm.base import QUIET, Reals, Reporter, StoreError
-from nearlm.mixing import Gate, LMTrace, Trace, trace_search
+from nearlm.mixing import Gate, LMTrace, Memory, Trace, trace_search
 from nearlm.search import PAPER_K, Retriever, build_index, choose_index, read_index_info
 from nearlm.shrink import PruneOptions, ReduceOptions, prune_store, reduce_store
 from nearlm.store import DEFAULT, Datastore
@@ -73,6 +73,25 @@ class Bench:
                 part = slice(start, min(start + _BATCH, rows))
                 gate.log_weights(traced.keys[part], known[part])
             times.append(time.perf_counter() - started)
+        return min(times[1:]) / rows
+
+    def mixing_seconds(self, memory: Memory) -> float:
+        """Time all that a memory does for a token but the search, and return the seconds; the best of some passes."""
+        traced = self.traced
+        rows = min(_TIMED, len(traced))
+        known = traced.known()
+        targets = traced.text.targets
+        log_lm = traced.log_lm
+        times = []
+        for _ in range(_PASSES + 1):
+            spent = 0.0
+            for start in range(0, rows, _BATCH):
+                part = slice(start, min(start + _BATCH, rows))
+                prediction = memory.predict(np.asarray(traced.keys[part]), known[part])
+                started = time.perf_counter()
+                prediction.score(log_lm[part], targets[part])
+                spent += prediction.spent.gate + prediction.spent.mixing + time.perf_counter() - started
+            times.append(spent)
         return min(times[1:]) / rows
 
 

@@ -5,7 +5,6 @@ are timed end to end, in short rounds, and compared within each round; the other
 of their parts added, each measured next to a search of the vanilla kNN-LM: a machine's speed drifts.
 """
 
-import timeit
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import cycle, islice, permutations
@@ -14,14 +13,18 @@ from statistics import median
 
 import numpy as np
 
-from nearlm.base import NearLMError, Reporter
+from nearlm.base import Doubles, NearLMError, Reporter
 from nearlm.knnlm import KNNLM, Evaluation, evaluate_tokens
 from nearlm.mixing import (
+    Bools,
     Gate,
     Memory,
+    Mixture,
+    Searched,
     best_setting,
     cache_text,
     mix,
+    mixture_examples,
     paper_setting,
     perplexity,
     trace_text,
@@ -29,10 +32,10 @@ from nearlm.mixing import (
 )
 from nearlm.model.lm import LM
 from nearlm.optimizer import Bench, Setup, own_name
-from nearlm.paper.results import ALL, NLM, VANILLA, MainTable, Row
+from nearlm.paper.results import ALL, MIXED, NLM, VANILLA, MainTable, Row
 from nearlm.search import AUTO, PAPER, PAPER_K, Retriever, build_index, write_settings
 from nearlm.shrink import PruneOptions
-from nearlm.store import Datastore, SearchSettings
+from nearlm.store import Datastore, SearchSettings, Tuned
 from nearlm.text import TextSource
 
 KEEP = 0.6  # what the paper's main table keeps when it merges
@@ -73,15 +76,30 @@ class Memories:
 
         Its index is one of our own, since what was tuned and the gate are kept with it.
         """
-        index = own_name(PAPER)
-        build_index(self.store, PAPER, name=index, reporter=self.valid.steps)
-        retriever = Retriever(self.store, index)
-        k = vanilla.settings.k or PAPER_K
-        trace = self.valid.trace(retriever, k)
-        tuned = tuned_at(trace, k, vanilla.knn_temperature, vanilla.lam, perplexity(trace.log_p(vanilla.settings)))
-        write_settings(self.store, tuned)
+        retriever, tuned = self._own(PAPER, vanilla)
         gate = self._gate(retriever, tuned).at("auto", budget)
         return Memory.of(retriever, SearchSettings(**tuned.values), gate)
+
+    def mix(self, plain: Memory, sources: str) -> Memory:
+        """Return a kNN-LM with nearlm's index, whose weights are decided after the search, by a mixture."""
+        retriever, tuned = self._own(AUTO, plain)
+        name = f"{retriever.name}-{sources.replace(',', '-')}"
+        text = self.valid.traced.text
+        mixture = Mixture.train(
+            self.store, text, self.lm, sources=sources, name=name, index=retriever.name, reporter=self.reporter
+        )
+        return Memory.of(retriever, SearchSettings(**tuned.values), None, mixture)
+
+    def _own(self, kind: str, memory: Memory) -> tuple[Retriever, Tuned]:
+        """Return an index of our own with what was tuned for another of its kind."""
+        index = own_name(kind)
+        build_index(self.store, kind, name=index, reporter=self.valid.steps)
+        retriever = Retriever(self.store, index)
+        k = memory.settings.k or PAPER_K
+        trace = self.valid.trace(retriever, k)
+        tuned = tuned_at(trace, k, memory.knn_temperature, memory.lam, perplexity(trace.log_p(memory.settings)))
+        write_settings(self.store, tuned)
+        return retriever, tuned
 
     def merge(self) -> Datastore:
         """Make the store with greedily merged records."""
@@ -103,29 +121,37 @@ class Memories:
         if memory is None or memory.retriever is None:
             return Row(name, perplexity(traced.log_lm), 1 / lm_seconds)
         k = memory.settings.k or PAPER_K
-        trace = self.test.trace(memory.retriever, k)
-        log_knn = trace.log_p_knn(memory.knn_temperature)
-        lam = np.full(len(traced), memory.lam)
-        extra = 0.0
-        tables = 0
-        if memory.gate is not None:
-            lam = memory.gate.weights(traced.keys, traced.known())
-            extra = self.test.gate_seconds(memory.gate)
-            tables = memory.gate.bytes
-        retrieving = float(np.mean(lam > 0))
+        logp, retrieved = self._predict(memory, k)
+        retrieving = float(np.mean(retrieved))
         searches = median(self.test.searches_per_second(memory.retriever, k) / pace() for _ in range(times))
-        mixing = timeit.timeit(lambda: trace.log_p_knn(memory.knn_temperature), number=1) / len(traced)
-        seconds = extra + retrieving * (1 / searches + mixing)
-        search = memory.settings if memory.gate is None else replace(memory.settings, lam=None)
+        seconds = retrieving / searches + self.test.mixing_seconds(memory)
+        search = memory.settings if memory.constant else replace(memory.settings, lam=None)
         return Row(
             name,
-            perplexity(mix(traced.log_lm, log_knn, lam)),
+            perplexity(logp),
             1 / (lm_seconds + seconds),
             microseconds=1e6 * seconds,
             searches_per_second=searches,
             skipped=1 - retrieving,
-            setup=Setup.of(memory.retriever, search, tables),
+            setup=Setup.of(memory.retriever, search, memory.table_bytes),
         )
+
+    def _predict(self, memory: Memory, k: int) -> tuple[Doubles, Bools]:
+        """Return log p of every token of the test text, and which of them were searched for."""
+        traced = self.test.traced
+        assert memory.retriever is not None
+        trace = self.test.trace(memory.retriever, k)
+        lam = np.full(len(traced), memory.lam)
+        if memory.gate is not None:
+            lam = memory.gate.weights(traced.keys, traced.known())
+        if memory.mixture is None:
+            return mix(traced.log_lm, trace.log_p_knn(memory.knn_temperature), lam), lam > 0
+        mixture = memory.mixture
+        searched = Searched(trace, Tuned(**memory.settings.values))
+        examples = mixture_examples(traced, mixture.info.sources, mixture.infinigram, searched)
+        logp = examples.log_mixture(mixture.network)
+        skipped = examples.without_search().log_mixture(mixture.network)
+        return np.where(lam > 0, logp, skipped), lam > 0
 
     def time(self, models: dict[str, KNNLM], rounds: int) -> dict[str, list[Evaluation]]:
         """Evaluate some models end to end on the first tokens of the test text, round by round, in all orders.
@@ -173,13 +199,15 @@ def main_table(memories: Memories, best: Datastore, *, budget: float, rounds: in
     runs = memories.time(whole, rounds)
     paces = {name: [run.tokens_per_second for run in found] for name, found in runs.items()}
     speeds = compare(paces)
+    index = memories.tune(store, AUTO)
     models = {
         NLM: None,
         VANILLA: vanilla,
         "+ AR": memories.gate(vanilla, budget),
         "+ GM": memories.tune(memories.merge(), PAPER),
         "+ DR": memories.tune(memories.reduce(), PAPER),
-        "+ index": memories.tune(store, AUTO),
+        "+ index": index,
+        **{name: memories.mix(index, sources) for name, sources in MIXED.items()},
         ALL: whole[ALL].memory,
     }
     usual = median(run.retrievals_per_second or 0.0 for run in runs[VANILLA])

@@ -14,6 +14,7 @@ from nearlm.optimizer import Choice, Setup
 NLM = "NLM"
 VANILLA = "kNN-LM"
 ALL = "+ All"
+MIXED = {"+ gate after search": "knn", "+ ∞-gram": "knn,ngram", "+ text so far": "knn,ngram,text"}  # and their sources
 FINETUNED = "NLM, fine-tuned"
 RANDOM = "random mask, constant λ"
 MASK = "learned mask, constant λ"
