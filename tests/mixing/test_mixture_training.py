@@ -8,7 +8,15 @@ from nearlm.mixing.equations import log_p_knn, perplexity
 from nearlm.mixing.gate_training import split_rows
 from nearlm.mixing.infinigram import build_infinigram
 from nearlm.mixing.mixture_features import KNN, NGRAM, TEXT, columns_with, experts_of, width_of
-from nearlm.mixing.mixture_training import MixtureExamples, Searched, judge_mixture, mixture_examples, train_mixture
+from nearlm.mixing.mixture_training import (
+    MixtureExamples,
+    Searched,
+    cross_fit,
+    halves,
+    judge_mixture,
+    mixture_examples,
+    train_mixture,
+)
 from nearlm.store import Tuned
 
 ALL = (KNN, NGRAM, TEXT)
@@ -80,3 +88,20 @@ def test_a_verdict_compares_with_the_tuned_constant(trace, store):
     assert verdict.gain == pytest.approx(np.mean(examples[split.held].log_mixture(network) - constant))
     assert verdict.skipped == pytest.approx(verdict.nlm)  # without neighbours only the LM is left
     assert verdict.held_tokens == len(split.held) < 500 and not verdict.better  # too few to tell
+
+
+def test_halves_are_of_whole_documents_and_each_is_predicted_by_the_other():
+    documents = np.repeat(np.arange(6), [50, 10, 10, 10, 10, 10])
+    (one, other), (again, first) = halves(documents)
+    assert len(one) == len(other) == 50 and set(documents[one]) & set(documents[other]) == set()
+    np.testing.assert_array_equal(one, first)
+    np.testing.assert_array_equal(other, again)
+    alone = halves(np.zeros(9, np.int64))
+    assert len(alone[0][0]) == 4 and len(alone[0][1]) == 5
+    examples = made_up()
+    searched, skipped = cross_fit(examples, DOCUMENTS)
+    train, rest = halves(DOCUMENTS)[0]
+    renumbered = np.unique(DOCUMENTS[train], return_inverse=True)[1]
+    network = train_mixture(examples[train], split_rows(renumbered, 0), 0)
+    np.testing.assert_allclose(searched[rest], examples[rest].log_mixture(network))
+    np.testing.assert_allclose(skipped[rest], examples[rest].without_search().log_mixture(network))

@@ -48,7 +48,7 @@ def test_the_store_is_ready_and_within_the_budget(store, lm, texts, tmp_path, sm
     assert load_knnlm(out, lm, lam=0.2).gate is None
     again = optimize(store, valid, out, lm, budget=0.5)
     assert again == choice == from_json(Choice, json.loads(json.dumps(to_json(choice))), "")
-    with pytest.raises(StoreError, match="another store, model, text or budget"):
+    with pytest.raises(StoreError, match="another store, model, text or rule"):
         optimize(store, valid, out, lm, budget=0.4)
     other = LM(make_llama(), lm.tokenizer)
     assert optimize(store, valid, out, other, budget=0.5) == choice
@@ -68,7 +68,7 @@ def test_an_index_like_the_papers_shortens_the_forecast_whatever_its_name(store,
     monkeypatch.setattr(optimizing, "_PAPER_SECONDS", 100.0)
 
     def forecast():
-        optimizing._announce(copied, 1000, Reporter())
+        optimizing._announce(copied, 1000, optimizing.Rule(None, 0.1), Reporter())
         return capsys.readouterr().err
 
     without = forecast()

@@ -122,13 +122,18 @@ def optimize_command(
     source: Source,
     *,
     out: Out,
-    budget: Annotated[float, option(SEARCH, "Perplexity that it may cost, compared with the vanilla kNN-LM.")] = 0.1,
+    overhead: Annotated[
+        float | None, option(SEARCH, "What it may take of a token's time, as a share of the LM's. [default: 0.02]")
+    ] = None,
+    budget: Annotated[
+        float | None, option(SEARCH, "Instead: the fastest within so much perplexity of the vanilla kNN-LM.")
+    ] = None,
     spec: Model = OWN_MODEL,
     output: Shown = PLAIN,
 ) -> None:
-    """Make the fastest store within a perplexity budget, ready to use."""
+    """Make the best memory that is fast enough, ready to use."""
     from nearlm.optimizer import optimize
 
     opened = Datastore.open(store)
     lm = load_model(opened, spec)
-    output.tell(optimize(opened, source, out, lm, budget=budget, reporter=output.reporter))
+    output.tell(optimize(opened, source, out, lm, overhead=overhead, budget=budget, reporter=output.reporter))

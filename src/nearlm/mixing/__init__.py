@@ -4,7 +4,7 @@ from nearlm.mixing.contexts import Contexts
 from nearlm.mixing.equations import mix, perplexity
 from nearlm.mixing.gate import Gate, gate_files, verify_gate
 from nearlm.mixing.gate_learning import Looked, Ways, examples_of, judge
-from nearlm.mixing.gate_network import FEATURES, Inputs, capped_lambda
+from nearlm.mixing.gate_network import FEATURES, GateNetwork, Inputs, capped_lambda
 from nearlm.mixing.gate_training import (
     SHARES,
     SURE,
@@ -22,7 +22,7 @@ from nearlm.mixing.learning import Learned, learn_all
 from nearlm.mixing.memory import Memory
 from nearlm.mixing.mixture import ALL_SOURCES, Mixture, verify_mixture
 from nearlm.mixing.mixture_features import Bools, Known
-from nearlm.mixing.mixture_training import Searched, mixture_examples
+from nearlm.mixing.mixture_training import Searched, cross_fit, halves, mixture_examples
 from nearlm.mixing.ngrams import verify_ngrams
 from nearlm.mixing.prediction import Prediction
 from nearlm.mixing.traces import LMTrace, Trace, cache_text, room_for_traces, trace_lm, trace_search, trace_text

@@ -130,6 +130,10 @@ class Looked:
             suffix = suffix_features(known, found)
         return scalar_columns(inputs, len(known), known.conf, known.ent, counts, suffix)
 
+    def all_scalars(self, inputs: Inputs, known: Known) -> Floats:
+        """Return the scalar features of many contexts, looked up some at a time."""
+        return np.concatenate([self.scalars(inputs, known[rows]) for rows in blocks(len(known), _BLOCK)])
+
 
 @dataclass(frozen=True)
 class Ways:
@@ -187,8 +191,7 @@ def examples_of(
     trace: Trace, inputs: Inputs, looked: Looked, settings: SearchSettings, ways: Ways | None = None
 ) -> Examples:
     """Turn a trace into what a gate learns from."""
-    known = trace.lm.known()
-    scalars = np.concatenate([looked.scalars(inputs, known[rows]) for rows in blocks(len(known), _BLOCK)])
+    scalars = looked.all_scalars(inputs, trace.lm.known())
     if ways is None:
         ways = Ways(trace.log_lm, trace.log_p_knn_of(settings))
     return Examples(trace.lm.keys, scalars, ways.without, ways.searched)

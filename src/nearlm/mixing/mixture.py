@@ -7,7 +7,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from nearlm.base import QUIET, OptionError, Reporter, StoreError, canonical_hash, files
+from nearlm.base import QUIET, Json, OptionError, Reporter, StoreError, canonical_hash, files
 from nearlm.base.records import FileInfo, check_files, check_names, read_record, write_record
 from nearlm.mixing.advice import Advice, there_of
 from nearlm.mixing.candidates import from_neighbors
@@ -127,6 +127,16 @@ class Mixture:
             raise StoreError(f"mixture {name!r} is of an earlier state of {store.path}; train it again: {again}")
         infinigram = InfiniGram.open(store) if NGRAM in info.sources else None
         return cls(name, info, _read_network(place, info), infinigram)
+
+    @classmethod
+    def untrained(
+        cls, sources: tuple[str, ...], infinigram: InfiniGram | None, tuned: SearchSettings = SearchSettings()
+    ) -> "Mixture":
+        """Make a mixture whose weights mean nothing, to time it."""
+        verdict = MixtureVerdict(False, 0, 0, "", 1.0, 1.0, 1.0, 1.0, 0.0, 0.0)
+        made_from: Json = {"store": "", "search": "", "model": "", "text": "", "seed": 0, "files": {}}
+        info = MixtureInfo(**vars(verdict), **made_from, format=FORMAT, sources=sources, settings=search_only(tuned))
+        return cls("untrained", info, MixtureNetwork(width_of(sources), experts_count(sources)).eval(), infinigram)
 
     def __repr__(self) -> str:
         return f"Mixture({self.name!r}: LM, {', '.join(self.info.sources)})"

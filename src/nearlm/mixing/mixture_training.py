@@ -203,3 +203,33 @@ def _train_epoch(
         optimiser.zero_grad()
         mixture_loss(network(features, there), log_p).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
+
+
+def cross_fit(examples: MixtureExamples, documents: Ints, seed: int = 0) -> tuple[Doubles, Doubles]:
+    """Return log p of every token with a search and without, each by a network trained on the other half of a text."""
+    searched = np.empty(len(examples))
+    skipped = np.empty(len(examples))
+    for train, rest in halves(documents):
+        network = train_mixture(examples[train], split_rows(_renumber(documents[train]), seed), seed)
+        searched[rest] = examples[rest].log_mixture(network)
+        skipped[rest] = examples[rest].without_search().log_mixture(network)
+    return searched, skipped
+
+
+def halves(documents: Ints) -> list[tuple[Ints, Ints]]:
+    """Cut the rows of a text into halves of whole documents, the larger first; return (one, other), (other, one)."""
+    sizes = np.bincount(documents)
+    side = np.zeros(len(sizes), np.int64)
+    filled = [0, 0]
+    for document in np.argsort(-sizes, kind="stable"):
+        side[document] = int(filled[1] < filled[0])
+        filled[side[document]] += sizes[document]
+    first = side[documents] == 0
+    if first.all():  # a single document
+        first = np.arange(len(documents)) < len(documents) // 2
+    rows = np.arange(len(documents))
+    return [(rows[first], rows[~first]), (rows[~first], rows[first])]
+
+
+def _renumber(documents: Ints) -> Ints:
+    return np.unique(documents, return_inverse=True)[1].reshape(-1)

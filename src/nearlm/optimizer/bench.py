@@ -2,15 +2,18 @@
 
 import contextlib
 import time
+import timeit
 from pathlib import Path
 
 import numpy as np
 
-from nearlm.base import QUIET, Reals, Reporter, StoreError
-from nearlm.mixing import Gate, LMTrace, Memory, Trace, trace_search
+from nearlm.base import QUIET, Ints, Reals, Reporter, StoreError
+from nearlm.mixing import Gate, GateNetwork, LMTrace, Looked, Memory, Trace, trace_search
+from nearlm.model.lm import LM
 from nearlm.search import PAPER_K, Retriever, build_index, choose_index, read_index_info
 from nearlm.shrink import PruneOptions, ReduceOptions, prune_store, reduce_store
 from nearlm.store import DEFAULT, Datastore
+from nearlm.text import SCORE_BATCH_TOKENS, fill_batch, plan_batches
 
 SMALL = 200_000  # records
 _TIMED = 4096  # queries
@@ -61,8 +64,23 @@ class Bench:
         """Time searches for the text's first tokens."""
         return searches_per_second(retriever, np.asarray(self.traced.keys[:_TIMED]), k)
 
+    @property
+    def documents(self) -> Ints:
+        """The number of each token's document."""
+        return self.traced.text.documents
+
+    def lm_seconds(self, lm: LM) -> float:
+        """Time the LM on a batch of the text, and return the seconds per token; the best of some passes."""
+        text = self.traced.text
+        batch = fill_batch(text.tokens, text.windows[plan_batches(text.windows, SCORE_BATCH_TOKENS)[0]])
+        return min(timeit.repeat(lambda: lm.score(batch), number=1, repeat=_PASSES + 1)[1:]) / len(batch.targets)
+
     def gate_seconds(self, gate: Gate) -> float:
         """Time a gate alone, features and network, and return the seconds per token; the best of some passes."""
+        return self.network_seconds(gate.network, gate.looked)
+
+    def network_seconds(self, network: GateNetwork, looked: Looked) -> float:
+        """Time a gate's network, with its features."""
         traced = self.traced
         rows = min(_TIMED, len(traced))
         known = traced.known()
@@ -71,7 +89,7 @@ class Bench:
             started = time.perf_counter()
             for start in range(0, rows, _BATCH):
                 part = slice(start, min(start + _BATCH, rows))
-                gate.log_weights(traced.keys[part], known[part])
+                network.log_weights(traced.keys[part], looked.scalars(network.inputs, known[part]))
             times.append(time.perf_counter() - started)
         return min(times[1:]) / rows
 

@@ -12,12 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from nearlm.base import QUIET, Job, Json, OptionError, Reporter, StoreError, duration, files, size, store_folder
 from nearlm.base.records import from_json, read_record, to_json, write_record
 from nearlm.mixing import Gate, cache_text, perplexity, room_for_traces, trace_lm
 from nearlm.model.lm import LM, AnyModel
 from nearlm.optimizer.bench import SMALL, find_index
+from nearlm.optimizer.overhead import KEEPS as KEEPS_MIXED
+from nearlm.optimizer.overhead import KS, choose
 from nearlm.optimizer.points import Choice, Goal, Point, Shape, cheapest, estimates, explain, is_preferred, mark_front
 from nearlm.optimizer.trials import FINAL, Trials
 from nearlm.search import PAPER, PAPER_K
@@ -30,6 +33,7 @@ KEEPS = (0.4, 0.2)
 SMALL_DIMS = (128,)  # a small store is searched so fast that more would not tell
 SMALL_KEEPS = (0.4,)
 NPROBES = (8, 4, 2)
+OVERHEAD = 0.02
 _REFUSED_STORE = "refused"
 _ATTEMPTS = 4
 _PROMISING = 0.95  # of the least time so far: estimates are no better than that
@@ -38,6 +42,7 @@ _WITH_INDEX = 1.4  # of a store
 _SHAPE_SECONDS = 60e-6  # per record, on two cores
 _PRUNE_SECONDS = 200e-6
 _PAPER_SECONDS = 300e-6
+_MIXTURE_SECONDS = 250e-6  # per token
 
 
 @dataclass(frozen=True)
@@ -48,23 +53,51 @@ class Optimized:
     choice: Choice
 
 
+class Rule(NamedTuple):
+    """What is chosen: the best within an overhead, or the fastest within a budget."""
+
+    overhead: float | None
+    budget: float | None
+
+    @classmethod
+    def of(cls, overhead: float | None, budget: float | None) -> "Rule":
+        """Return the rule that was asked for; refuse what makes no sense."""
+        if budget is not None and overhead is not None:
+            raise OptionError("`overhead` and `budget` are two rules to choose by; give one of them")
+        if budget is not None and not 0 <= budget < float("inf"):
+            raise OptionError(f"`budget` is {budget}, expected 0 or more perplexity")
+        if overhead is not None and not 0 < overhead < float("inf"):
+            raise OptionError(f"`overhead` is {overhead}, expected more than 0, e.g. 0.02 for 2 %")
+        return cls(OVERHEAD if budget is None and overhead is None else overhead, budget)
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The one that counts."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
 def optimize(
     store: AnyStore,
     text: Texts,
     out: str | Path,
     model: AnyModel = None,
     *,
-    budget: float = 0.1,
+    overhead: float | None = None,
+    budget: float | None = None,
     reporter: Reporter = QUIET,
 ) -> Choice:
-    """Make the fastest store within a perplexity budget of the vanilla kNN-LM, ready to use.
+    """Make the best memory of a store that is fast enough, ready to use.
+
+    Fast enough means: with an overhead of at most 2 % of the LM's own time per token. With a budget it is the other way
+    round, as in the paper: the fastest within so much perplexity of the vanilla kNN-LM, by a gate alone.
 
     Args:
         store: Folder of a store, `cache:NAME`, or an open store.
         text: Names of texts to choose on, or a `TextSource`; it should not be in the store.
         out: Folder of the store to make, or `cache:NAME`.
         model: The store's model, by default as it was built.
-        budget: Perplexity that it may cost.
+        overhead: What the memory may take of a token's time, as a share of what the LM takes. By default 0.02.
+        budget: Perplexity that the fastest memory may cost.
         reporter: Whom to tell of the progress.
 
     Returns:
@@ -72,24 +105,23 @@ def optimize(
 
     Example:
         >>> text = nearlm.TextSource(("valid/",), max_tokens=600)
-        >>> choice = nearlm.optimize("mystore", text, "fast", budget=1.0)
+        >>> choice = nearlm.optimize("mystore", text, "fast", overhead=0.5)
         >>> choice.winner.setup.records <= len(nearlm.Datastore.open("mystore"))
         True
     """
     opened = Datastore.open(store)
-    if not 0 <= budget < float("inf"):
-        raise OptionError(f"`budget` is {budget}, expected 0 or more perplexity")
+    rule = Rule.of(overhead, budget)
     folder = store_folder(out)
     if folder.resolve() == opened.path.resolve():
         raise StoreError(f"`out` is the store itself ({folder}); choose another folder")
-    return _optimize(opened, text, folder, load_lm(opened, model), budget, reporter)
+    return _optimize(opened, text, folder, load_lm(opened, model), rule, reporter)
 
 
-def _optimize(store: Datastore, text: Texts, folder: Path, lm: LM, budget: float, reporter: Reporter) -> Choice:
+def _optimize(store: Datastore, text: Texts, folder: Path, lm: LM, rule: Rule, reporter: Reporter) -> Choice:
     reading = store.reading()
     read = cache_text(text, lm.tokenizer, reading, reporter)
     made_from = {"store": store.checksum, "text": read.sha256, "model": lm.fingerprint()}
-    plan = {**made_from, "weights": lm.weights_hash(), "budget": budget}
+    plan = {**made_from, "weights": lm.weights_hash(), **rule.values}
     work = folder.absolute().with_name(f"{folder.absolute().name}.optimize")
     job = Job(work, "optimize")
     layout = Layout(folder)
@@ -100,10 +132,13 @@ def _optimize(store: Datastore, text: Texts, folder: Path, lm: LM, budget: float
     work.mkdir(parents=True, exist_ok=True)
     with files.lock(work):
         _begin(job, plan, work, layout)
-        _announce(store, len(read.targets), reporter)
+        _announce(store, len(read.targets), rule, reporter)
         trials = Trials(store, trace_lm(lm, read, reading, reporter), work, job, reporter)
-        train = partial(Gate.train, text=read, model=lm, reporter=reporter)
-        choice = _choose(trials, budget, folder, train)
+        if rule.budget is None:
+            choice = choose(trials, lm, rule.overhead or OVERHEAD, folder)
+        else:
+            train = partial(Gate.train, text=read, model=lm, reporter=reporter)
+            choice = _choose(trials, rule.budget, folder, train)
         write_record(layout.optimized, Optimized(plan, choice))
         job.remove_folder()
     return choice
@@ -112,7 +147,7 @@ def _optimize(store: Datastore, text: Texts, folder: Path, lm: LM, budget: float
 def _read_finished(layout: Layout, plan: Json, reporter: Reporter) -> Choice:
     noted = files.read_stamped(layout.optimized)
     if {**plan, **noted["plan"]} != plan:  # older ones name no weights
-        raise StoreError(f"{layout.folder} was optimized for another store, model, text or budget; use another `out`")
+        raise StoreError(f"{layout.folder} was optimized for another store, model, text or rule; use another `out`")
     try:
         choice = read_record(Optimized, layout.optimized).choice
     except StoreError:
@@ -150,14 +185,16 @@ def _begin(job: Job, plan: Json, work: Path, layout: Layout) -> None:
     job.begin(plan)
 
 
-def _announce(store: Datastore, tokens: int, reporter: Reporter) -> None:
+def _announce(store: Datastore, tokens: int, rule: Rule, reporter: Reporter) -> None:
     """Say what will be measured and about how long that takes, by what its parts took per record and core."""
-    shapes = len(_shapes(store)) + _ATTEMPTS // 2
+    shapes = len(KEEPS_MIXED) if rule.budget is None else len(_shapes(store)) + _ATTEMPTS // 2
+    mixtures = (2 + len(NPROBES) * len(KS)) * tokens * _MIXTURE_SECONDS if rule.budget is None else 0.0
     searches = 1 + len(NPROBES) + shapes + 2
     traces = min(room_for_traces(), searches * tokens * min(PAPER_K, len(store)) * _TRACE_BYTES)
     stores = store.bytes * (sum(shape.keep for shape in _shapes(store) if shape.keep < 1) + 2 * _WITH_INDEX)
     paper = 0 if find_index(store, PAPER) else _PAPER_SECONDS
     seconds = len(store) * (shapes * _SHAPE_SECONDS + _PRUNE_SECONDS + paper) * 2 / max(1, os.cpu_count() or 1)
+    seconds += mixtures
     reporter.say(
         f"measuring the vanilla kNN-LM and about {shapes + 1} smaller stores on {tokens:,} tokens: about "
         f"{duration(seconds + 60)}, without the LM's pass over the text; up to {size(stores)} of disk, and "
@@ -205,7 +242,9 @@ def _choose(trials: Trials, budget: float, folder: Path, train: Callable[[Datast
     points = [replace(one, pareto=mark, chosen=one is chosen) for one, mark in zip(points, marks, strict=True)]
     nlm = perplexity(trials.traced.log_lm)
     paragraph = explain(vanilla, chosen, budget, held_out)
-    return Choice(budget, len(trials.traced), nlm, vanilla, goal.target, held_out, points, paragraph)
+    return Choice(
+        len(trials.traced), nlm, vanilla, points, paragraph, budget=budget, target=goal.target, held_out=held_out
+    )
 
 
 def _explore(trials: Trials, whole: list[Point], goal: Goal) -> list[Point]:

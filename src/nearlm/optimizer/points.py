@@ -119,16 +119,22 @@ class HeldOutTokens:
 
 @dataclass(frozen=True, repr=False)
 class Choice:
-    """All points, which of them was chosen, and why."""
+    """All points, which of them was chosen, and why.
 
-    budget: float
+    By the paper's rule: within a budget of perplexity, for which there is a target. Otherwise: within a limit of µs per
+    token, an overhead relative to the LM's own time.
+    """
+
     tokens: int
     nlm_perplexity: float
     vanilla: Point
-    target: float
-    held_out: HeldOutTokens
     points: list[Point]
     paragraph: str
+    budget: float | None = None
+    target: float | None = None
+    held_out: HeldOutTokens | None = None
+    overhead: float | None = None
+    limit: float | None = None
 
     def __repr__(self) -> str:
         return self.table()
@@ -147,7 +153,7 @@ class Choice:
             numbers = (f"{point.perplexity:.3f}", f"{point.beyond:+.3f}", f"{point.microseconds:.1f}")
             rows.append((name, *numbers, *point.setup.sizes))
         lines = [f"{self.tokens:,} tokens; the LM alone has perplexity {self.nlm_perplexity:.3f}", *line_up(rows)]
-        if any(point.gate for point in self.points):
+        if self.held_out is not None and any(point.gate for point in self.points):
             lines.append(f"with a gate: on the {self.held_out.tokens:,} tokens held out from its training")
         return "\n".join([*lines, "", self.paragraph])
 

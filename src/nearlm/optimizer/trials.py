@@ -37,7 +37,7 @@ from nearlm.store import DEFAULT, Datastore, SearchSettings, Tuned
 
 NEIGHBORS_TRIED = (1024, 512, 256, 128)
 FINAL = "final"  # notes of a job
-_VANILLA = "vanilla"
+VANILLA = "vanilla"
 _ALL = slice(None)
 
 
@@ -57,6 +57,17 @@ class Trials(Bench):
             self.reporter.say(f"  {one.label}: perplexity {one.perplexity:.3f}, {one.microseconds:.0f} µs per token")
         return points
 
+    def keep_once(self, name: str, compute: Callable[[], tuple[list[Point], Doubles]]) -> tuple[list[Point], Doubles]:
+        """Return points and an array beside them, as measured before, or measure and keep them."""
+        path = self.work / f"{name}.npy"
+
+        def measure() -> list[Point]:
+            points, array = compute()
+            files.write_array(path, array.dtype, array.shape, [array])
+            return points
+
+        return self.job.once(name, list[Point], measure), np.load(path, allow_pickle=False)
+
     @cached_property
     def _paper_trace(self) -> Trace:
         return self.trace(self.open(self.store, PAPER))
@@ -67,14 +78,14 @@ class Trials(Bench):
 
         def compute() -> list[Point]:
             trace = self._paper_trace
-            return [replace(self.point(self.whole, trace.retriever, best_setting(trace)), label=_VANILLA)]
+            return [replace(self.point(self.whole, trace.retriever, best_setting(trace)), label=VANILLA)]
 
-        return self.measure_once(_VANILLA, compute)[0]
+        return self.measure_once(VANILLA, compute)[0]
 
     @cached_property
     def log_vanilla(self) -> Doubles:
         """What the paper's kNN-LM gives every token, as it was tuned."""
-        return self._paper_trace.log_p(self.job.once(_VANILLA, list[Point], list)[0].setup.search)
+        return self._paper_trace.log_p(self.job.once(VANILLA, list[Point], list)[0].setup.search)
 
     def margin(self, logp: Doubles, rows: Any = _ALL) -> float:
         """Return two standard errors of the difference from the vanilla kNN-LM on some tokens, in perplexity."""
@@ -155,9 +166,13 @@ class Trials(Bench):
             return source
         return self.reduce(source, shape.dim, folder or self.work / shape.folder)
 
+    def begin_final(self) -> None:
+        """Note that the chosen store is being made at its place."""
+        self.job.note(FINAL, {"begun": True})
+
     def final(self, best: Point, folder: Path) -> Datastore:
         """Make a chosen store at its place, indexed and tuned."""
-        self.job.note(FINAL, {"begun": True})
+        self.begin_final()
         search = best.setup.search
         final = self.derive(Shape(best.keep, best.setup.dim), folder)
         build_index(final, AUTO, name=DEFAULT, nprobe=search.nprobe, reporter=self.steps)

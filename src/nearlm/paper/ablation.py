@@ -1,6 +1,5 @@
 """The paper's ablations of adaptive retrieval on a test text: masks, weights, features, objectives, the oracle."""
 
-import timeit
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -30,7 +29,7 @@ from nearlm.optimizer import Bench
 from nearlm.paper.results import LEARNED, MASK, RANDOM, Ablation, FeatureRow, Oracle, PartSpeed
 from nearlm.search import Retriever
 from nearlm.store import DEFAULT, Datastore
-from nearlm.text import SCORE_BATCH_TOKENS, Texts, fill_batch, plan_batches
+from nearlm.text import Texts
 
 SKIPPED = tuple(round(0.05 * step, 2) for step in range(21))
 PAPER_ROWS = (
@@ -181,10 +180,8 @@ class _Variants:
 
 def _speed(lm: LM, gate: Gate, bench: Bench, retriever: Retriever) -> PartSpeed:
     """Time each part alone, warm, and say what tokens/s they add up to at every share."""
-    text = bench.traced.text
-    batch = fill_batch(text.tokens, text.windows[plan_batches(text.windows, SCORE_BATCH_TOKENS)[0]])
     seconds = {
-        "lm": timeit.repeat(lambda: lm.score(batch), number=1, repeat=2)[-1] / len(batch.targets),
+        "lm": bench.lm_seconds(lm),
         "search": 1 / bench.searches_per_second(retriever, gate.settings.k or 1),
         "gate": bench.gate_seconds(gate),
     }

@@ -66,7 +66,8 @@ def choice(found: Choice, axes: Any) -> None:
     plot(axes, rest, across, "o", "beyond", color=MUTED, alpha=0.45, markersize=4, label="tried")
     plot(axes, front, across, "-o", "beyond", color=COLOURS[0], markersize=5, label="nothing beats these")
     plot(axes, taken, across, "*", "beyond", color=COLOURS[1], markersize=15, zorder=4, label="chosen")
-    level(axes, found.budget, f"allowed: {found.budget:+g}")
+    if found.budget is not None:
+        level(axes, found.budget, f"allowed: {found.budget:+g}")
     if logarithmic(axes, [point.microseconds for point in points], 10):
         label_decades(axes)
     axes.margins(0.08, 0.1)

@@ -1,0 +1,245 @@
+"""The best memory whose overhead is at most a share of the LM's own time per token, chosen on a validation text.
+
+Every way to search the store is mixed by a mixture, whose perplexity comes from two halves of the text: each is
+predicted by what was trained on the other. Beside them stand the same with one λ for all tokens, with some searches
+skipped, with fewer records, without any search, and the vanilla kNN-LM.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from nearlm.base import Doubles, OptionError, size
+from nearlm.mixing import (
+    ALL_SOURCES,
+    SURE,
+    Gate,
+    InfiniGram,
+    Memory,
+    Mixture,
+    Searched,
+    best_settings,
+    build_infinigram,
+    cross_fit,
+    mixture_examples,
+    perplexity,
+    standard_error,
+)
+from nearlm.model.lm import LM
+from nearlm.optimizer.points import Choice, Point, Setup, Shape, mark_front
+from nearlm.optimizer.ranking import rank_tokens
+from nearlm.optimizer.trials import VANILLA, Trials
+from nearlm.search import AUTO, PAPER, Retriever, build_index, write_settings
+from nearlm.store import DEFAULT, NONE, Layout, SearchSettings, write_defaults
+
+INSTANT = "ngram,text"
+KS = (1024, 256, 64)
+NPROBES = (8, 4, 2)
+KEEPS = (0.4,)
+SKIPPED = (0.2, 0.4, 0.6, 0.8)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A memory that was measured, with log p of every token."""
+
+    point: Point
+    logp: Doubles
+
+
+def choose(trials: Trials, lm: LM, overhead: float, folder: Path) -> Choice:
+    """Measure memories, make the best of those that are fast enough at its place, and say why."""
+    limit = 1e6 * overhead * trials.job.once("lm", float, lambda: trials.lm_seconds(lm))
+    trials.reporter.say(f"looking for the best memory that takes at most {limit:.1f} µs per token")
+    vanilla = trials.vanilla()
+    found = [Measured(vanilla, trials.log_vanilla), *_explore(trials, limit)]
+    fast = [one for one in found if one.point.microseconds <= limit]
+    ordered = sorted(fast, key=lambda one: one.point.perplexity) or sorted(
+        found, key=lambda one: one.point.microseconds
+    )
+    chosen = ordered[0]
+    _make(trials, lm, chosen.point, folder)
+    marks = mark_front([(one.point.perplexity, one.point.microseconds) for one in found])
+    points = [
+        replace(one.point, pareto=mark, chosen=one is chosen, beyond=one.point.perplexity - vanilla.perplexity)
+        for one, mark in zip(found, marks, strict=True)
+    ]
+    said = _explain(trials, chosen, ordered[1:2], vanilla, overhead, limit)
+    nlm = perplexity(trials.traced.log_lm)
+    return Choice(len(trials.traced), nlm, vanilla, points[1:], said, overhead=overhead, limit=limit)
+
+
+def _explore(trials: Trials, limit: float) -> list[Measured]:
+    """Measure the store as it is in every way, then with fewer records in the way that is best so far."""
+    found = _once(trials, "instant", lambda: [_instant(trials)])
+    lists = trials.open(trials.store, AUTO).index.nprobe
+    for nprobe in NPROBES if lists else NPROBES[:1]:
+        found += _measure(trials, trials.whole, nprobe, KS)
+    fast = [one for one in found if one.point.microseconds <= limit and one.point.setup.search.k]
+    if fast:
+        best = min(fast, key=lambda one: one.point.perplexity).point.setup.search
+        for keep in KEEPS:
+            try:
+                found += _measure(trials, Shape(keep, trials.store.dim), best.nprobe or NPROBES[0], (best.k or KS[0],))
+            except OptionError as error:  # more clusters than that are needed
+                trials.reporter.say(f"left out: {error}")
+    return found
+
+
+def _measure(trials: Trials, shape: Shape, nprobe: int, ks: Sequence[int]) -> list[Measured]:
+    """Measure one way to search, or find that it has been done."""
+    found = _once(trials, f"{shape.folder}-{nprobe}-mixed", lambda: _searched(trials, shape, nprobe, ks))
+    for one in found:
+        if not one.point.gate:
+            said = f"perplexity {one.point.perplexity:.3f}, {one.point.microseconds:.1f} µs per token"
+            trials.reporter.say(f"  {one.point.label}: {said}")
+    return found
+
+
+def _once(trials: Trials, name: str, measure: Callable[[], list[Measured]]) -> list[Measured]:
+    """Return what an earlier run has measured, or measure it now."""
+
+    def compute() -> tuple[list[Point], Doubles]:
+        found = measure()
+        return [one.point for one in found], np.stack([one.logp for one in found])
+
+    points, logp = trials.keep_once(name, compute)
+    return [Measured(point, row) for point, row in zip(points, logp, strict=True)]
+
+
+def _ranks(trials: Trials, logp: Doubles, skipped: Doubles, infinigram: InfiniGram) -> tuple[Doubles, float]:
+    """Rank the tokens by what they gain from a search, once for all ways to search, and time the gate."""
+
+    def compute() -> tuple[list[Point], Doubles]:
+        ranks, microseconds = rank_tokens(trials, logp, skipped, infinigram)
+        return [], np.append(ranks, microseconds)
+
+    _, found = trials.keep_once("ranks", compute)
+    return found[:-1], float(found[-1])
+
+
+def _instant(trials: Trials) -> Measured:
+    """Measure LM, ∞-gram and text so far, without any search."""
+    infinigram = build_infinigram(trials.store, trials.reporter)
+    examples = mixture_examples(trials.traced, ("ngram", "text"), infinigram, None)
+    logp, _ = cross_fit(examples, trials.documents)
+    setup = Setup(0, 0, 0, infinigram.bytes, "∞-gram", SearchSettings(mixture=DEFAULT))
+    memory = Memory(trials.store, None, SearchSettings(), None, Mixture.untrained(examples.sources, infinigram))
+    microseconds = 1e6 * trials.mixing_seconds(memory)
+    return Measured(Point("no search", setup, 1.0, perplexity(logp), microseconds), logp)
+
+
+def _searched(trials: Trials, shape: Shape, nprobe: int, ks: Sequence[int]) -> list[Measured]:
+    """Measure a store of this shape with so many lists: mixed by one λ, by a mixture, and with searches skipped."""
+    store = trials.derive(shape)
+    lists = trials.open(store, AUTO).index.nprobe
+    retriever = trials.open(store, AUTO, nprobe=nprobe if lists else None)
+    trace = trials.trace(retriever)
+    infinigram = build_infinigram(trials.store, trials.reporter)
+    found = []
+    for tuned in best_settings(trace, ks):
+        searched = Searched(trace, tuned)
+        examples = mixture_examples(trials.traced, tuple(ALL_SOURCES.split(",")), infinigram, searched)
+        logp, skipped = cross_fit(examples, trials.documents)
+        settings = SearchSettings(**tuned.values)
+        search = 1e6 / trials.searches_per_second(retriever, tuned.k or 1)
+        plain = 1e6 * trials.mixing_seconds(Memory.of(retriever, settings))
+        mixture = Mixture.untrained(examples.sources, infinigram, tuned)
+        mixing = 1e6 * trials.mixing_seconds(Memory.of(retriever, settings, None, mixture))
+        label = shape.label(trials.whole, settings)
+        made = _Way(label, Setup.of(retriever, settings, infinigram.bytes), shape.keep, search, mixing)
+        found.append(made.constant(trace.log_p(tuned), plain))
+        found.append(made.mixed(logp))
+        ranks, gate = _ranks(trials, logp, skipped, infinigram)
+        found += [made.skipping(np.where(ranks >= share, logp, skipped), share, gate) for share in SKIPPED]
+    return found
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One way to search a store, and the time that this takes."""
+
+    label: str
+    setup: Setup
+    keep: float
+    search: float
+    mixing: float
+
+    def constant(self, logp: Doubles, mixing: float) -> Measured:
+        """Mix by one λ."""
+        setup = replace(self.setup, search=replace(self.setup.search, mixture=NONE))
+        return self._measured(f"{self.label}, one λ", setup, logp, self.search + mixing)
+
+    def mixed(self, logp: Doubles) -> Measured:
+        """Mix by a mixture."""
+        setup = replace(self.setup, search=replace(self.setup.search, lam=None, mixture=DEFAULT))
+        return self._measured(self.label, setup, logp, self.search + self.mixing)
+
+    def skipping(self, logp: Doubles, share: float, gate: float) -> Measured:
+        """Mix by a mixture, with a share of the searches skipped."""
+        search = replace(self.setup.search, lam=None, mixture=DEFAULT, gate=DEFAULT, skip=share)
+        microseconds = (1 - share) * self.search + self.mixing + gate
+        return self._measured(f"{self.label}, skip {share:.0%}", replace(self.setup, search=search), logp, microseconds)
+
+    def _measured(self, label: str, setup: Setup, logp: Doubles, microseconds: float) -> Measured:
+        return Measured(Point(label, setup, self.keep, perplexity(logp), microseconds), logp)
+
+
+def _make(trials: Trials, lm: LM, best: Point, folder: Path) -> None:
+    """Make the chosen store at its place, indexed and tuned, with mixture and gate."""
+    trials.begin_final()
+    search = best.setup.search
+    final = trials.derive(Shape(best.keep, trials.store.dim), folder)
+    text = trials.traced.text
+    if search.nprobe is None and search.k is None:
+        Mixture.train(final, text, lm, sources=INSTANT, reporter=trials.reporter)
+        write_defaults(Layout(folder), SearchSettings(mixture=DEFAULT))
+        return
+    kind = PAPER if best.label == VANILLA else AUTO
+    build_index(final, kind, name=DEFAULT, nprobe=search.nprobe, reporter=trials.steps)
+    trace = trials.trace(Retriever(final, DEFAULT, nprobe=search.nprobe), search.k or 1)
+    write_settings(final, best_settings(trace, (search.k or 1,))[0])
+    if search.mixture == DEFAULT:
+        Mixture.train(final, text, lm, reporter=trials.reporter)
+    if search.gate is not None:
+        Gate.train(final, text, lm, mixture=DEFAULT, reporter=trials.reporter)
+    chosen = SearchSettings(index=DEFAULT, mixture=search.mixture or NONE, gate=search.gate, skip=search.skip)
+    write_defaults(Layout(folder), chosen)
+
+
+def _explain(
+    trials: Trials, chosen: Measured, next_best: list[Measured], vanilla: Point, overhead: float, limit: float
+) -> str:
+    """Explain a choice in words, with the margin that decided it."""
+    point = chosen.point
+    setup = point.setup
+    parts = [f"Chosen: {point.label}."]
+    if point.microseconds > limit:
+        parts.append(f"Nothing that was measured takes at most {limit:.1f} µs; this takes least.")
+    compared = _compare(point.microseconds, vanilla.microseconds, "time")
+    parts.append(
+        f"Perplexity {point.perplexity:.3f} (LM alone {perplexity(trials.traced.log_lm):.3f}, vanilla kNN-LM "
+        f"{vanilla.perplexity:.3f}) at {point.microseconds:.1f} µs per token, of {limit:.1f} that "
+        f"{overhead:.1%} of the LM's time allow; {compared}. On disk: {size(setup.disk)} instead of "
+        f"{size(vanilla.setup.disk)}."
+    )
+    for other in next_best:
+        gain = chosen.logp - other.logp
+        mean = float(np.mean(gain))
+        error = standard_error(gain, trials.documents)
+        differ = other.point.perplexity - point.perplexity
+        sure = mean / max(error, 1e-12)
+        parts.append(f"The next best, {other.point.label}, is {differ:.3f} worse ({sure:.1f} standard errors).")
+        if 0 < sure < SURE:
+            parts.append(f"About {len(gain) * ((SURE / sure) ** 2 - 1):,.0f} more validation tokens would settle it.")
+    if perplexity(trials.traced.log_lm) <= point.perplexity:
+        parts.append("The LM alone is as good on this text: this memory does not help it.")
+    return " ".join(parts)
+
+
+def _compare(new: float, old: float, what: str) -> str:
+    if new <= old:
+        return f"{old / max(new, 1e-9):.1f} times less {what} than the vanilla kNN-LM"
+    return f"{new / max(old, 1e-9):.1f} times MORE {what} than the vanilla kNN-LM"
