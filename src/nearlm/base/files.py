@@ -42,6 +42,24 @@ def sync_file(path: Path) -> None:
         sync(file)
 
 
+@contextlib.contextmanager
+def rewriting(path: Path) -> Iterator[BinaryIO]:
+    """Replace `path` by what is appended to the file that is yielded, whole or not at all.
+
+    What a full disk could not hold does not stay there.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        with open(part, "wb") as file:
+            yield file
+            sync(file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+    replace(part, path)
+
+
 def write_json(path: Path, value: Json) -> None:
     """Replace `path` by `value` as JSON, whole or not at all."""
     write_bytes(path, json_bytes(value))
@@ -239,13 +257,10 @@ def lock(folder: Path, *, wait: Callable[[str], None] | None = None) -> Iterator
 
 
 def _write(path: Path, begin: bytes, rest: Iterable[memoryview] = ()) -> None:
-    part = path.with_name(path.name + ".part")
-    with open(part, "wb") as file:
+    with rewriting(path) as file:
         append(file, begin)
         for chunk in rest:
             append(file, chunk)
-        sync(file)
-    replace(part, path)
 
 
 def _sync_folder(folder: Path) -> None:

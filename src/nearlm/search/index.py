@@ -33,6 +33,8 @@ from nearlm.store import (
     read_faiss_index,
     read_linear,
     read_tuned,
+    write_faiss_index,
+    write_linear,
     write_tuned,
 )
 from nearlm.store.contents import check_ids, check_places, check_tokens
@@ -281,14 +283,12 @@ def write_parts(index: SearchIndex, data: IndexData) -> None:
     files.remove(data.folder)
     data.folder.mkdir(parents=True)
     if index.transform is not None:
-        faiss.write_VectorTransform(index.transform, str(data.transform))
-        files.sync_file(data.transform)
+        write_linear(index.transform, data.transform)
     kept = index.faiss
     if can_scan(index.faiss):
         write_lists(index.faiss, data)
         kept = without_lists(index.faiss)
-    faiss.write_index(kept, str(data.faiss))
-    files.sync_file(data.faiss)
+    write_faiss_index(kept, data.faiss)
 
 
 def empty_index(spec: IndexSpec, dim: int) -> SearchIndex:

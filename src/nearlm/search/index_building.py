@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -56,19 +57,23 @@ def build_index(
     """
     opened = Datastore.open(store)
     folder = opened.layout.index(name).folder
-    folder.mkdir(parents=True, exist_ok=True)
-    with files.lock(folder):
+    with _folder_of(folder), files.lock(folder):
         return _Indexer(opened, name, reporter).run(factory, nprobe)
 
 
 @contextlib.contextmanager
-def _refused_by_faiss(factory: str) -> Iterator[None]:
-    """Say that FAISS cannot make an index of this kind, and why."""
+def _folder_of(folder: Path) -> Iterator[None]:
+    """Make the folder of an index; an index that cannot be made leaves none behind."""
+    new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
-    except RuntimeError as error:
-        why = str(error).rpartition(": ")[2]
-        raise OptionError(f"FAISS cannot make an index with `factory={factory!r}` ({why}); choose another") from error
+    except OptionError:
+        if new:
+            files.remove(folder)
+            with contextlib.suppress(OSError):  # other indexes lie there
+                folder.parent.rmdir()
+        raise
 
 
 class _Indexer:
@@ -100,9 +105,9 @@ class _Indexer:
         index = self._begin(spec)
         self._announce(spec)
         if not index.faiss.is_trained or (spec.pca and index.transform is None):
-            with _refused_by_faiss(factory):
+            with self._refused_by_faiss(factory):
                 self._train(index)
-        with _refused_by_faiss(factory):
+        with self._refused_by_faiss(factory):
             data = self._fill(index)
             info = self._describe(index, factory, data, started)
         self._drop_settings(info)
@@ -110,6 +115,19 @@ class _Indexer:
         self.job.close()
         self._remove_data(keep=data)
         return info
+
+    @contextlib.contextmanager
+    def _refused_by_faiss(self, factory: str) -> Iterator[None]:
+        """Say that FAISS cannot make an index of this kind, and why; what was begun goes."""
+        try:
+            yield
+        except RuntimeError as error:
+            self.job.close()
+            self._remove_data(keep=self.done.data if self.done else "")
+            why = str(error).rpartition(": ")[2]
+            raise OptionError(
+                f"FAISS cannot make an index with `factory={factory!r}` ({why}); choose another"
+            ) from error
 
     def _read(self, factory: str | None) -> IndexInfo | None:
         """Return what is known of the index, None if it is not there, or to be made again as a kind that is named."""
