@@ -102,6 +102,7 @@ def test_nonsense_gets_one_line(nearlm, text_store, arguments, expected):
         (["index", "STORE", "--index", "x", "--factory", "IVF40000,Flat"], "asks for 40000, expected at most"),
         (["index", "STORE", "--index", "x", "--factory", "IVF0,Flat"], "0 of something"),
         (["index", "STORE", "--index", "x", "--factory", "HNSW0"], "0 of something"),
+        (["index", "STORE", "--index", "x", "--factory", "NSG16"], "a graph of kind NSG"),
         (["index", "STORE", "--index", "x", "--factory", "IDMap,Flat", "-q"], "FAISS cannot make"),
         (["reduce", "STORE", "--dim", 8, "--out", "x\udcff"], "no UTF-8 file name"),
         (["reduce", "STORE", "--dim", 8, "--out", "LOOP"], "leads back to itself"),

@@ -38,6 +38,7 @@ from nearlm.store import (
     write_tuned,
 )
 from nearlm.store.contents import check_ids, check_places, check_tokens
+from nearlm.store.faiss_contents import check_faiss_contents
 
 _MANY = 1 << 26  # neighbours
 _FOUND_BYTES = 24  # a distance and an id, and what is made of them
@@ -134,9 +135,14 @@ class SearchIndex:
             check_ram(_FOUND_BYTES * len(x) * k, f"{k:,} neighbours of {len(x):,} queries at a time")
         if self.scan:
             return self.scan.search(x, k, self.nprobe or 1, ordered=ordered)
-        found: Found = self.faiss.search(x, k)
-        if found[1].max(initial=-1) >= self.records:  # FAISS returns whatever ids its file holds
-            raise StoreError(f"the index returns record {found[1].max():,} of {self.records:,}; make it again")
+        try:
+            found: Found = self.faiss.search(x, k)
+        except RuntimeError as error:
+            why = str(error).rpartition(": ")[2]
+            raise StoreError(f"FAISS cannot search {self.spec} ({why}); make the index again") from error
+        for id in (found[1].min(initial=-1), found[1].max(initial=-1)):
+            if not -1 <= id < self.records:  # FAISS returns whatever ids its file holds
+                raise StoreError(f"the index returns record {id:,} of {self.records:,}; make it again")
         return found
 
     def add(self, keys: Floats) -> None:
@@ -175,6 +181,8 @@ def open_index(store: Datastore, name: str = DEFAULT) -> tuple[SearchIndex, Inde
 def _check_contents(store: Datastore, data: IndexData, spec: IndexSpec) -> None:
     """Refuse an index that leads to records that are not there, or to tokens that no vocabulary has."""
     index = read_parts(data, spec, store.dim)
+    if not gpus():  # where `load_parts` has done it
+        check_faiss_contents(index.faiss, data.faiss)
     check_that(index.records == len(store), data.folder, f"the store's {len(store):,} records")
     check_tokens(data.open_column("values", len(store)), data.column("values", len(store)).path)
     if index.scan:
@@ -248,6 +256,7 @@ def read_parts(data: IndexData, spec: IndexSpec, dim: int) -> SearchIndex:
 def load_parts(data: IndexData, spec: IndexSpec, dim: int) -> SearchIndex:
     """Read an index into memory, to add to it."""
     transform, index = _read_faiss(data, spec, dim, 0)
+    check_faiss_contents(index, data.faiss)
     if can_scan(index):
         Lists.open(data, index).put_into(index)
     return SearchIndex(spec, transform, index)

@@ -122,8 +122,8 @@ class _Indexer:
         try:
             yield
         except RuntimeError as error:
+            self._remove_data(keep="")
             self.job.close()
-            self._remove_data(keep=self.done.data if self.done else "")
             why = str(error).rpartition(": ")[2]
             raise OptionError(
                 f"FAISS cannot make an index with `factory={factory!r}` ({why}); choose another"
@@ -132,7 +132,13 @@ class _Indexer:
     def _read(self, factory: str | None) -> IndexInfo | None:
         """Return what is known of the index, None if it is not there, or to be made again as a kind that is named."""
         try:
-            return read_index_info(self.store, self.name) if self.place.description.exists() else None
+            if self.place.description.exists():
+                return read_index_info(self.store, self.name)
+            if self.place.all_data() and not self.job.started:
+                raise StoreError(
+                    f"{self.place.description} is missing, which describes what lies beside it; restore it"
+                )
+            return None
         except StoreError as error:
             if factory is None:
                 raise StoreError(f"{error}; to make the index again, say of which kind: `factory='auto'`") from None
@@ -164,8 +170,8 @@ class _Indexer:
                 index = load_parts(self.place.data(self.job.state("fill")["data"]), spec, self.store.dim)
                 self.reporter.say(f"resuming the unfinished index {self.name!r}")
                 return index
+        self._remove_data(keep=self.done.data if self.done else "")  # before the job, without which it is an index's
         self.job.begin(plan)
-        self._remove_data(keep=self.done.data if self.done else "")
         extended = self._extends(spec)
         if extended:
             return load_parts(self.place.data(extended.data), spec, self.store.dim)

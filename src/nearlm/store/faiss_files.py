@@ -16,6 +16,7 @@ import numpy as np
 from nearlm.base import StoreError, files
 
 _LEAVES = (b"IxF2", b"IxFI", b"IxFl")  # plain vectors: they hold no other index
+_UNCHECKED = (b"INS", b"INN")  # NSG and NNDescent, which FAISS also makes and reads badly
 _NESTED = 16  # indexes in each other, at most
 _ROOM = 16  # times its file's size may an array take that FAISS reads from it
 _WHOLE = 1 << 62  # FAISS asks for an array at once
@@ -106,7 +107,9 @@ class _Reader:
         data = self.file.read(count)
         if data == b"ilod":
             raise ValueError("its lists lie in another file")
-        self.indexes += count == 4 and data[:1] == b"I"
+        if count == 4 and data[:3] in _UNCHECKED:
+            raise ValueError("a graph of a kind that is not looked into; HNSW is")
+        self.indexes += count == 4 and data[:1] == b"I" and data.isalnum()  # no number, as of a link
         if self.indexes > _NESTED:
             raise ValueError("too many indexes in each other")
         self.lists = [data] if data == b"ilar" else [*self.lists[:5], data]
