@@ -3,6 +3,7 @@
 A reader is given a changed file. It must return, or raise a NearLMError; anything else is a defect.
 """
 
+import contextlib
 import json
 import random
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from nearlm.base import NearLMError, files
 
@@ -47,7 +49,36 @@ class Stores:
             optimize_note(made)
         for name in ("model", "ranked", "merged"):
             shutil.rmtree(folder / name)
-        self.folders = {"store": store.path, "small": small.path}
+        self.folders = {name: folder / name for name in ("store", "small", "trace", "begun", "counted", "derived")}
+        write_trace(self.folders["trace"])
+        for name in ("begun", "counted"):
+            shutil.copytree(store.path, folder / name)
+        stop_at("nearlm.search.index_building.measure", lambda: use_index_job(self.folders["begun"]))
+        shutil.rmtree(self.folders["counted"] / "ngrams")
+        stop_at("nearlm.mixing.ngrams._Counting._finish", lambda: use_ngrams_job(self.folders["counted"]))
+        stop_at("nearlm.shrink.reduction.FileInfo.of", lambda: use_derive_job(self.folders["derived"]))
+
+
+def stop_at(place: str, work: Callable[[], None]) -> None:
+    """Stop some work where it calls something."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(place, stop)
+        work()
+
+
+def write_trace(folder: Path) -> None:
+    """Write a trace as the cache holds it."""
+    from nearlm.base import ArrayFile, FileInfo, write_record
+    from nearlm.mixing.traces import TraceInfo
+
+    folder.mkdir()
+    column = ArrayFile(folder / "logp.npy", np.dtype("float32"), (9,))
+    column.write(np.zeros(9))
+    write_record(folder / "trace.json", TraceInfo(9, FileInfo.by_name([column.path])))
 
 
 def optimize_note(store: Any) -> None:
@@ -110,7 +141,6 @@ def use_neighbors(store: Path) -> None:
     """Take the neighbours and ranks that are kept beside an index."""
     from nearlm.base import QUIET
     from nearlm.shrink import verify_neighbors
-    from nearlm.shrink.merging import _fewest_neighbors  # noqa: F401  (compiled here, not while it is timed)
     from nearlm.shrink.neighbors import saved_neighbors
     from nearlm.store import Datastore
 
@@ -152,7 +182,43 @@ def use_optimized(store: Path) -> None:
     read_finished(Layout(store), {"store": "a"}, QUIET).table()
 
 
+def use_trace(store: Path) -> None:
+    """Ask for a trace that is in the cache, which is made again if it is damaged."""
+    from nearlm.base import QUIET, ArrayFile
+    from nearlm.mixing.traces import is_sound
+
+    columns = {"logp": ArrayFile(store / "logp.npy", np.dtype("float32"), (9,))}
+    is_sound(store, columns, QUIET)
+
+
+def use_index_job(store: Path) -> None:
+    """Finish an index."""
+    from nearlm.search import build_index
+
+    build_index(store, "IVF4,SQ8", name="begun")
+
+
+def use_derive_job(store: Path) -> None:
+    """Finish a reduced store."""
+    from nearlm.shrink import ReduceOptions, reduce_store
+
+    reduce_store(store.parent / "store", ReduceOptions(8), store)
+
+
+def use_ngrams_job(store: Path) -> None:
+    """Finish n-gram tables."""
+    from nearlm.mixing.ngrams import build_ngrams
+    from nearlm.store import Datastore
+
+    build_ngrams(Datastore.open(store))
+
+
 READERS: dict[str, Callable[[Path], None]] = {  # the first pattern that a file's name has
+    "trace.json": use_trace,
+    "logp.npy": use_trace,
+    "index/begun/*": use_index_job,
+    "derive.job/*": use_derive_job,
+    "ngrams/ngrams.job/*": use_ngrams_job,
     "manifest.json": use_records,
     "defaults.json": use_defaults,
     "optimize.json": use_optimized,
@@ -174,9 +240,10 @@ def reader_of(name: str) -> Callable[[Path], None]:
 
 
 def files_of(store: Path) -> list[str]:
-    """List all files of a store, as seen from it."""
-    found = (path for path in sorted(store.rglob("*")) if path.is_file() and path.name != ".lock")
-    return [path.relative_to(store).as_posix() for path in found]
+    """List all files of a store, as seen from it, or those of its unfinished job."""
+    found = [path for path in sorted(store.rglob("*")) if path.is_file() and path.name != ".lock"]
+    names = [path.relative_to(store).as_posix() for path in found]
+    return [name for name in names if ".job/" in name] or names
 
 
 def change_json(data: bytes, choice: random.Random) -> bytes:

@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from nearlm.base import QUIET, Doubles, Int32s, Job, OptionError, Reals, Reporter, StoreError, files
@@ -19,7 +17,7 @@ from nearlm.mixing.gate_learning import (
     trace_for,
     tuned_settings,
 )
-from nearlm.mixing.gate_network import GateNetwork, capped_lambda, scalar_columns
+from nearlm.mixing.gate_network import GateNetwork, capped_lambda, load_network, scalar_columns
 from nearlm.mixing.gate_training import SHARES, SURE, TRUSTED_TOKENS, Training
 from nearlm.mixing.ngrams import MAX_N, NGrams
 from nearlm.mixing.traces import cache_text
@@ -264,13 +262,7 @@ def _read_network(place: GateFiles, info: GateInfo, dim: int) -> GateNetwork:
     lengths = {len(values) for values in (held.curve, held.errors, held.random)}
     if info.shape.dim != dim or lengths != {len(SHARES)} or len(info.thresholds) != len(SHARES) - 2:
         raise StoreError(f"{place.description} describes no gate of this store; {remedy}")
-    network = GateNetwork(info.shape)
-    try:
-        network.load_state_dict(load_tensors(place.weights.read_bytes()))
-    except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise StoreError(f"{place.weights} is not as nearlm writes it ({why}); {remedy}") from None
-    return network
+    return load_network(place.weights, info.shape, remedy)
 
 
 def verify_gate(store: Datastore, name: str) -> GateInfo:

@@ -167,7 +167,7 @@ class _Indexer:
         plan = {"spec": to_json(spec), "manifest": self.store.checksum}
         if self.job.resumes(plan) and self.job.state("fill"):
             with contextlib.suppress(RuntimeError, OSError, StoreError):  # a checkpoint that was cut off: begin again
-                index = load_parts(self.place.data(self.job.state("fill")["data"]), spec, self.store.dim)
+                index = load_parts(self.place.data(str(self.job.state("fill").get("data"))), spec, self.store.dim)
                 self.reporter.say(f"resuming the unfinished index {self.name!r}")
                 return index
         self._remove_data(keep=self.done.data if self.done else "")  # before the job, without which it is an index's

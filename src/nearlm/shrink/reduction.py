@@ -11,7 +11,18 @@ import numpy as np
 from nearlm.base import QUIET, FileInfo, OptionError, Reporter, StoreError, check_at_least
 from nearlm.base.arrays import Array, Doubles, Floats
 from nearlm.search import linear_transform, matrix
-from nearlm.store import BLOCK, AnyStore, Datastore, Derivation, Made, Step, derive, is_key_file, write_linear
+from nearlm.store import (
+    BLOCK,
+    AnyStore,
+    Datastore,
+    Derivation,
+    Made,
+    Step,
+    derive,
+    is_key_file,
+    read_linear,
+    write_linear,
+)
 
 _SEED = 0
 
@@ -140,7 +151,7 @@ def _train(work: Derivation, dim: int, sample: int) -> tuple[Any, float]:
 
     kept = work.job.once("pca", float, train)
     work.reporter.say(f"{dim} of {work.parent.dim} dimensions keep {kept:.2%} of the variance")
-    return faiss.read_VectorTransform(str(path)), kept
+    return read_linear(path, work.parent.dim, dim, f"remove {work.layout.folder} and repeat the command"), kept
 
 
 def _sample(work: Derivation, sample: int) -> Iterator[Floats]:
