@@ -48,7 +48,7 @@ def run(nearlm, tuned, tmp_path, command, option, value):
     if option in given:
         at = given.index(option)
         del given[at : at + 2]
-    result = nearlm(command, *given, f"{option}={value}")
+    result = nearlm(command, *given, "-q", f"{option}={value}")
     assert is_refusal(result), result
     assert not (tmp_path / "out").exists()
     return result[2]

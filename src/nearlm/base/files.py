@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from nearlm.base.errors import StoreError
 
 Json = dict[str, Any]
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, what a user may have of it, or a file
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES)
 NPY_HEADER = 128  # bytes: the same for every array, so that a length can be filled in later
 
@@ -43,6 +44,17 @@ def sync_file(path: Path) -> None:
 
 
 @contextlib.contextmanager
+def opened(path: Path, mode: str) -> Iterator[BinaryIO]:
+    """Open a file for writing; an error, also that of the last bytes when it is closed, names the file."""
+    try:
+        with open(path, mode) as file:
+            yield file  # type: ignore[misc]
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextlib.contextmanager
 def rewriting(path: Path) -> Iterator[BinaryIO]:
     """Replace `path` by what is appended to the file that is yielded, whole or not at all.
 
@@ -50,7 +62,7 @@ def rewriting(path: Path) -> Iterator[BinaryIO]:
     """
     part = path.with_name(path.name + ".part")
     try:
-        with open(part, "wb") as file:
+        with opened(part, "wb") as file:
             yield file
             sync(file)
     except OSError:
@@ -172,7 +184,7 @@ def _named(file: BinaryIO) -> Iterator[None]:
 
 def allocate(path: Path, header: bytes, size: int) -> None:
     """Make `path` a file of `size` bytes that begins with `header`, with its disk space reserved."""
-    with open(path, "wb") as file:
+    with opened(path, "wb") as file:
         append(file, header)
         file.flush()
         try:
@@ -203,7 +215,7 @@ def link(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        with open(source, "rb") as old, open(part, "wb") as new:
+        with open(source, "rb") as old, opened(part, "wb") as new:
             shutil.copyfileobj(old, new, 1 << 20)
             sync(new)
     replace(part, target)

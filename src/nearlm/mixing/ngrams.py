@@ -260,7 +260,7 @@ class _Counting:
             tables[f"starts-{n}"] = starts + state[f"tokens-{n + 1}"]
         after = {"groups": number + 1}
         for name in _GROWING:
-            with open(self._table(name, 0).path, "ab") as file:
+            with files.opened(self._table(name, 0).path, "ab") as file:
                 files.append(file, tables[name].astype(self.dtype).data)
                 files.sync(file)
             after[name] = state[name] + len(tables[name])
@@ -274,7 +274,7 @@ class _Counting:
         lengths = {name: state[name] + name.startswith("starts") for name in _GROWING}
         for name, length in lengths.items():
             table = self._table(name, length)
-            with open(table.path, "r+b") as file:
+            with files.opened(table.path, "r+b") as file:
                 if name.startswith("starts"):  # where the children of the last one end
                     end = state[f"tokens-{int(name[-1]) + 1}"]
                     files.write_at(file, np.array([end], self.dtype).data, table.offset(length - 1))

@@ -27,7 +27,7 @@ def select(work: Derivation, options: PruneOptions) -> Selection:
 
 def _scores(work: Derivation, options: PruneOptions) -> Doubles:
     """Return the scores that were kept beside the index, if they are whole and of the same searches, or new ones."""
-    search = SelfSearch(work.parent, options.index or DEFAULT)
+    search = SelfSearch(work.parent, options.index or DEFAULT, work.job.folder / "search")
     k = min(options.k or PAPER_K, len(work.parent))
     place = search.place
     file = ArrayFile(place.ranks, np.dtype("float64"), (len(work.parent),))
