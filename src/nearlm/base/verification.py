@@ -16,7 +16,7 @@ from nearlm.base.files import canonical_hash
 from nearlm.base.records import FileInfo, check_files
 
 MODES = ("first", "always", "never")
-_RULES = 1  # what is checked; what was noted under other rules is checked again
+_RULES = 2  # what is checked; what was noted under other rules is checked again
 _SETTLED = 2 * 10**9  # nanoseconds: a younger file may change once more without its time showing it
 
 
@@ -32,13 +32,13 @@ def check_before_use(
     folder: Path, listed: dict[str, FileInfo], remedy: str, check_contents: Callable[[], None] | None = None
 ) -> None:
     """Refuse files that are missing, cut or not as they were written, or whose contents a further check refuses."""
-    check_files(folder, listed, remedy)
     mode = verify_mode()
     if mode == "never":
+        check_files(folder, listed, remedy)
         return
     note = cache_dir() / "verified" / canonical_hash([str(folder.resolve()), sorted(listed)])[:32]
     state = _state(folder, listed)
-    if mode == "first" and _read(note) == state:
+    if mode == "first" and state and _read(note) == state:
         return
     check_files(folder, listed, remedy, every_byte=True)
     if check_contents:
@@ -54,9 +54,14 @@ def check_that(sound: object, path: Path, expected: str) -> None:
 
 
 def _state(folder: Path, listed: dict[str, FileInfo]) -> str:
-    """Return a hash that changes when one of the files does."""
-    found = {name: (folder / name).stat() for name in listed}
-    seen = {name: [stat.st_size, stat.st_mtime_ns, stat.st_ino, listed[name].sha256] for name, stat in found.items()}
+    """Return a hash that changes when one of the files does, empty if one is not there."""
+    seen = []
+    for name, info in listed.items():
+        try:
+            found = (folder / name).stat()
+        except OSError:
+            return ""
+        seen.append([name, found.st_size, found.st_mtime_ns, found.st_ino, info.bytes, info.sha256])
     return canonical_hash([_RULES, seen])
 
 

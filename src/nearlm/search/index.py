@@ -182,7 +182,7 @@ def _check_contents(store: Datastore, data: IndexData, spec: IndexSpec) -> None:
     """Refuse an index that leads to records that are not there, or to tokens that no vocabulary has."""
     index = read_parts(data, spec, store.dim)
     if not gpus():  # where `load_parts` has done it
-        check_faiss_contents(index.faiss, data.faiss)
+        _check_faiss(index.faiss, data, spec, store.dim)
     check_that(index.records == len(store), data.folder, f"the store's {len(store):,} records")
     check_tokens(data.open_column("values", len(store)), data.column("values", len(store)).path)
     if index.scan:
@@ -256,7 +256,7 @@ def read_parts(data: IndexData, spec: IndexSpec, dim: int) -> SearchIndex:
 def load_parts(data: IndexData, spec: IndexSpec, dim: int) -> SearchIndex:
     """Read an index into memory, to add to it."""
     transform, index = _read_faiss(data, spec, dim, 0)
-    check_faiss_contents(index, data.faiss)
+    _check_faiss(index, data, spec, dim)
     if can_scan(index):
         Lists.open(data, index).put_into(index)
     return SearchIndex(spec, transform, index)
@@ -272,13 +272,22 @@ def _read_faiss(data: IndexData, spec: IndexSpec, dim: int, flag: int) -> tuple[
     return transform, index
 
 
+def _check_faiss(index: Any, data: IndexData, spec: IndexSpec, dim: int) -> None:
+    """Refuse an index of another kind than is described, or whose numbers lead nowhere."""
+    check_that(_is_of_kind(index, spec, spec.pca or dim), data.faiss, f"{spec} of {spec.pca or dim} dimensions")
+    check_faiss_contents(index, data.faiss)
+
+
 def _fits(index: Any, spec: IndexSpec, dim: int) -> bool:
     """Tell whether an index is of the kind and size that a specification asks for."""
     lists = faiss.try_extract_index_ivf(index)
     if (lists is None) != (spec.nprobe is None) or (index.d, index.metric_type) != (dim, faiss.METRIC_L2):
         return False
-    if lists and (lists.nlist != list_count(spec, lists.nlist) or lists.quantizer.ntotal != lists.nlist):
-        return False
+    return not lists or lists.nlist == list_count(spec, lists.nlist) == lists.quantizer.ntotal
+
+
+def _is_of_kind(index: Any, spec: IndexSpec, dim: int) -> bool:
+    """Tell whether an index is what FAISS makes by a specification, which takes FAISS some milliseconds to say."""
     try:
         made = faiss.index_factory(dim, spec.factory)
     except (RuntimeError, MemoryError):
