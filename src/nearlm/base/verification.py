@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nearlm.base.cache import cache_dir
 from nearlm.base.errors import OptionError, StoreError
-from nearlm.base.files import canonical_hash
+from nearlm.base.files import Json, canonical_hash
 from nearlm.base.records import FileInfo, check_files
 
 MODES = ("first", "always", "never")
@@ -29,15 +29,22 @@ def verify_mode() -> str:
 
 
 def check_before_use(
-    folder: Path, listed: dict[str, FileInfo], remedy: str, check_contents: Callable[[], None] | None = None
+    folder: Path,
+    listed: dict[str, FileInfo],
+    remedy: str,
+    check_contents: Callable[[], None] | None = None,
+    depends_on: Json | None = None,
 ) -> None:
-    """Refuse files that are missing, cut or not as they were written, or whose contents a further check refuses."""
+    """Refuse files that are missing, cut or not as they were written, or whose contents a further check refuses.
+
+    What that check depends on beside the files is remembered with them.
+    """
     mode = verify_mode()
     if mode == "never":
         check_files(folder, listed, remedy)
         return
     note = cache_dir() / "verified" / canonical_hash([str(folder.resolve()), sorted(listed)])[:32]
-    state = _state(folder, listed)
+    state = _state(folder, listed, depends_on)
     if mode == "first" and state and _read(note) == state:
         return
     check_files(folder, listed, remedy, every_byte=True)
@@ -53,7 +60,7 @@ def check_that(sound: object, path: Path, expected: str) -> None:
         raise StoreError(f"{path} does not hold {expected}, so it cannot be used; restore it or make it again")
 
 
-def _state(folder: Path, listed: dict[str, FileInfo]) -> str:
+def _state(folder: Path, listed: dict[str, FileInfo], depends_on: Json | None) -> str:
     """Return a hash that changes when one of the files does, empty if one is not there."""
     seen = []
     for name, info in listed.items():
@@ -62,7 +69,7 @@ def _state(folder: Path, listed: dict[str, FileInfo]) -> str:
         except OSError:
             return ""
         seen.append([name, found.st_size, found.st_mtime_ns, found.st_ino, info.bytes, info.sha256])
-    return canonical_hash([_RULES, seen])
+    return canonical_hash([_RULES, depends_on, seen])
 
 
 def _newest(folder: Path, listed: dict[str, FileInfo]) -> int:

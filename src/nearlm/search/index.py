@@ -169,8 +169,10 @@ def open_index(store: Datastore, name: str = DEFAULT) -> tuple[SearchIndex, Inde
     if info.manifest != store.checksum:
         raise StoreError(f"index {name!r} is of an earlier state of {store.path}; bring it up to date with: {again}")
     remedy = f"remove {place.folder} and make the index again: {again}"
-    check_before_use(place.folder, info.files, remedy, lambda: _check_contents(store, place.data(info.data), info.spec))
-    index = read_parts(place.data(info.data), info.spec, store.dim)
+    data = place.data(info.data)
+    kind = {"spec": to_json(info.spec), "dim": store.dim}
+    check_before_use(place.folder, info.files, remedy, lambda: _check_contents(store, data, info.spec), kind)
+    index = read_parts(data, info.spec, store.dim)
     if not index.records == info.records == len(store):
         raise StoreError(
             f"index {name!r} has {index.records:,} records, {store.path} {len(store):,}; remake it: {again}"
@@ -268,14 +270,20 @@ def _read_faiss(data: IndexData, spec: IndexSpec, dim: int, flag: int) -> tuple[
     transform = read_linear(data.transform, dim, spec.pca, remedy) if spec.pca else None
     index = read_faiss_index(data.faiss, flag, remedy)
     if not _fits(index, spec, spec.pca or dim):
-        raise StoreError(f"{data.faiss} is not {spec} of {spec.pca or dim} dimensions; {remedy}")
+        raise _other_kind(data, spec, dim)
     return transform, index
 
 
 def _check_faiss(index: Any, data: IndexData, spec: IndexSpec, dim: int) -> None:
     """Refuse an index of another kind than is described, or whose numbers lead nowhere."""
-    check_that(_is_of_kind(index, spec, spec.pca or dim), data.faiss, f"{spec} of {spec.pca or dim} dimensions")
+    if not _is_of_kind(index, spec, spec.pca or dim):
+        raise _other_kind(data, spec, dim)
     check_faiss_contents(index, data.faiss)
+
+
+def _other_kind(data: IndexData, spec: IndexSpec, dim: int) -> StoreError:
+    remedy = f"remove {data.folder.parent} and make the index again"
+    return StoreError(f"{data.faiss} is not {spec} of {spec.pca or dim} dimensions; {remedy}")
 
 
 def _fits(index: Any, spec: IndexSpec, dim: int) -> bool:
