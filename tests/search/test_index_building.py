@@ -97,7 +97,7 @@ def test_what_an_unfinished_index_left_never_stands_without_its_job(store, monke
     monkeypatch.setattr(indexing, "measure", stop)
     with pytest.raises(KeyboardInterrupt):
         build_index(store, "IVF16,SQ8", name="stopped", quiet=True)
-    monkeypatch.setattr(indexing.Job, "begin", stop)
+    monkeypatch.setattr(indexing.Job, "begin", lambda job, plan: stop(files.remove(job.folder)))
     with pytest.raises(KeyboardInterrupt):
         build_index(store, "flat", name="stopped", quiet=True)
     monkeypatch.undo()
