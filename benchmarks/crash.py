@@ -33,7 +33,8 @@ from nearlm.text import tokens as tokenise
 
 OPTIONS = {"window": 32, "batch_tokens": 64, "shard_records": 1000}
 MEASURED = ("queries_per_second", "build_seconds", "checksum")  # of JSON files; a checksum covers the others
-ENOUGH = 6  # kills of one command before it may end
+ENOUGH = 12  # kills of one command before it may end
+LONGEST = 4.0  # seconds before a kill: a long command goes on where it was killed
 Command = Callable[[Path], None]
 
 
@@ -182,13 +183,14 @@ def torture(bench: Bench, stages: list[str], kills: int, choice: random.Random) 
             count["runs"] += 1
             count["different"] += contents(bench.work) != whole
             count["left"] += any(path.suffix in (".job", ".part") for path in bench.work.rglob("*"))
+        print(f"{sum(count['kills'] for count in counts.values())} of {kills}", file=sys.stderr, flush=True)
     return {stage: dict(count) for stage, count in counts.items()}
 
 
 def kill_until_done(bench: Bench, stage: str, choice: random.Random, count: Counter[str]) -> None:
     """Run a command again and again, each time killed after a while, until it has ended by itself."""
     for _ in range(ENOUGH):
-        if run(bench.command(stage), after=choice.uniform(0, bench.seconds[stage]))[0]:
+        if run(bench.command(stage), after=choice.uniform(0, min(bench.seconds[stage], LONGEST)))[0]:
             return
         count["kills"] += 1
     if not run(bench.command(stage))[0]:

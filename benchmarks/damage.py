@@ -45,7 +45,7 @@ def main() -> None:
         os.environ["NEARLM_CACHE"] = str(Path(name) / "cache")
         found = attack(Bench(Path(name)), options.cases, random.Random(options.seed))
     if options.table:
-        Path(options.table).write_text(table(found))
+        Path(options.table).write_text(table(found, options.seed))
     bad = [row for row in found if any(outcome in BAD for outcome in row["outcomes"].values())]
     counts = Counter(outcome for row in found for outcome in row["outcomes"].values())
     print(json.dumps(found) if options.json else f"{len(found):,} stores, {len(bad)} bad; {dict(counts)}")
@@ -432,12 +432,13 @@ def read(path: Path) -> Any:
         return None
 
 
-def table(found: list[dict[str, Any]]) -> str:
+def table(found: list[dict[str, Any]], seed: int) -> str:
     """Write which file kinds were damaged how often, and what each operation did."""
     operations = ["verify", "info", "eval", "generate", "merge"]
     lines = [
         "# What damage does\n",
-        f"{len(found):,} damaged or hostile stores (`python benchmarks/damage.py --table docs/damage.md`). Of each",
+        f"{len(found):,} damaged or hostile stores (`python benchmarks/damage.py --cases {len(found)} --seed {seed}",
+        "--table docs/damage.md`). Of each",
         "kind of file: how often an operation refused the store, gave what it had given before, or, for hostile stores",
         "whose checksums were made right again, something else. There must be no other outcome.\n",
         "| file | stores | " + " | ".join(operations) + " |",

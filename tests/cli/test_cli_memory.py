@@ -42,6 +42,11 @@ def test_from_a_store_to_a_continuation(nearlm, text_store, monkeypatch):
     assert nearlm("generate", text_store, "-", "--max-new-tokens", 4, "--json")[1] == said[1]
 
 
+def make_index(nearlm, store):
+    if not (store / "index").exists():
+        nearlm("index", store, "-q")
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -78,8 +83,7 @@ def test_from_a_store_to_a_continuation(nearlm, text_store, monkeypatch):
     ],
 )
 def test_nonsense_gets_one_line(nearlm, text_store, arguments, expected):
-    if not (text_store / "index").exists():
-        nearlm("index", text_store, "-q")
+    make_index(nearlm, text_store)
     places = {"STORE": text_store, "VALID": text_store.parent / "valid.txt"}
     code, _, err = nearlm(*(places.get(argument, argument) for argument in arguments))
     assert code == 2 and expected in err
@@ -99,17 +103,25 @@ def test_nonsense_gets_one_line(nearlm, text_store, arguments, expected):
         (["index", "STORE", "--index", "x", "--factory", "IVF40000,Flat"], "asks for 40000, expected at most"),
         (["index", "STORE", "--index", "x", "--factory", "IVF0,Flat"], "0 of something"),
         (["index", "STORE", "--index", "x", "--factory", "HNSW0"], "0 of something"),
+        (["index", "STORE", "--index", "x", "--factory", "NSG16"], "a graph of kind NSG"),
         (["index", "STORE", "--index", "x", "--factory", "IDMap,Flat", "-q"], "FAISS cannot make"),
         (["reduce", "STORE", "--dim", 8, "--out", "x\udcff"], "no UTF-8 file name"),
         (["reduce", "STORE", "--dim", 8, "--out", "LOOP"], "leads back to itself"),
     ],
 )
-def test_odd_values_are_refused_in_one_line(nearlm, text_store, tmp_path, command, says):
+def test_odd_values_are_refused_in_one_line_before_anything_is_written(
+    nearlm, text_store, tmp_path, monkeypatch, command, says
+):
+    make_index(nearlm, text_store)
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "loop").symlink_to("loop")
+    indexes = sorted(text_store.glob("index/*"))
     places = {"STORE": text_store, "VALID": text_store.parent / "valid.txt", "LOOP": tmp_path / "loop"}
     result = nearlm(*(places.get(word, word) for word in command))
     assert is_refusal(result), result
     assert says in result[2]
+    assert [path.name for path in tmp_path.iterdir()] == ["loop"]
+    assert sorted(text_store.glob("index/*")) == indexes
 
 
 def test_a_closed_stdin_holds_no_prompt(nearlm, text_store, monkeypatch):

@@ -3,7 +3,9 @@
 import functools
 import itertools
 import json
+import threading
 from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calls import build
-from nearlm.base import Job, files
+from nearlm.base import Job, Reporter, files
 from nearlm.base.errors import StoreError
 from nearlm.mixing import ngrams
 from nearlm.mixing.contexts import Contexts
@@ -161,3 +163,39 @@ def test_tables_of_lengths_that_do_not_fit_are_refused(tmp_path):
     files.write_stamped(place.description, noted)
     with pytest.raises(StoreError, match=r"ngrams\.json does not hold lengths that fit together"):
         NGrams.open(store)
+
+
+class Listener(Reporter):
+    """Waits to hear that somebody waits."""
+
+    def __init__(self):
+        super().__init__(quiet=False)
+        self.heard = threading.Event()
+
+    def say(self, line):
+        if "waiting" in line:
+            self.heard.set()
+
+
+def test_who_needs_tables_that_are_being_made_waits_for_them(tmp_path, monkeypatch):
+    store = fake_store(tmp_path, [[1, 2, 3, 1, 2], [2, 3, 1]])
+    counted = []
+    began = threading.Event()
+    listener = Listener()
+    run = ngrams._Counting.run
+
+    def slowly(self):
+        counted.append(self)
+        began.set()
+        assert listener.heard.wait(60)
+        run(self)
+
+    monkeypatch.setattr(ngrams._Counting, "run", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(build_ngrams, store)
+        assert began.wait(60)
+        second = pool.submit(build_ngrams, store, listener)
+        contexts = np.array([[-1, 1, 2, 3]], np.int32)
+        found = [future.result(120).look_up(contexts).frequency.tolist() for future in (first, second)]
+    assert found[0] == found[1] == [[2, 2, 1, 0]]
+    assert len(counted) == 1

@@ -1,6 +1,7 @@
 """The index on disk: opened, measured, refused when damaged, and had as plain FAISS."""
 
 import json
+import os
 import shutil
 
 import faiss
@@ -173,6 +174,18 @@ def test_an_index_of_another_kind_than_it_says_is_refused(indexed, spec: dict):
     store, description = indexed
     files.write_stamped(description, {**files.read_json(description), "spec": spec})
     with pytest.raises(StoreError, match=r"\.faiss is not .*; remove .* and make the index again"):
+        open_index(store)
+
+
+def test_a_kind_that_is_changed_later_is_looked_at_again(indexed, tmp_path, monkeypatch):
+    store, description = indexed
+    monkeypatch.setenv("NEARLM_CACHE", str(tmp_path / "own"))
+    for path in description.parent.rglob("data-*/*"):
+        os.utime(path, (1, 1))  # old enough to be remembered
+    open_index(store)
+    known = files.read_json(description)
+    files.write_stamped(description, {**known, "spec": {"factory": "IVF16,SQ8", "nprobe": 8}})
+    with pytest.raises(StoreError, match=r"index\.faiss is not IVF16,SQ8"):
         open_index(store)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from calls import build, build_index
+from calls import build, build_index, prune_store
 from nearlm.base import files
 from nearlm.base.errors import StoreError
 from nearlm.search import index_building as indexing
@@ -81,6 +81,31 @@ def test_an_index_that_cannot_be_read_is_not_made_again_as_another_kind(tmp_path
     build_index(made, "flat")
     assert not place.settings.exists()
     assert "λ, T and k of index 'default' were tuned for another and are removed; tune it" in capsys.readouterr().err
+
+
+def test_an_index_without_its_description_is_not_made_again_as_another_kind(tmp_path):
+    made = skewed_store(tmp_path / "store")
+    info = build_index(made, "IVF8,SQ8", nprobe=4, quiet=True)
+    made.layout.index("default").description.unlink()
+    with pytest.raises(StoreError, match=r"index\.json is missing.* say of which kind: `factory='auto'`"):
+        prune_store(made, "merge", tmp_path / "out", neighbors=3, quiet=True)
+    assert build_index(made, "IVF8,SQ8", nprobe=4, quiet=True).hash == info.hash
+
+
+def test_what_an_unfinished_index_left_never_stands_without_its_job(store, monkeypatch):
+    """An index is begun as one kind, stopped, begun as another, stopped where that forgets the first, and made."""
+    monkeypatch.setattr(indexing, "measure", stop)
+    with pytest.raises(KeyboardInterrupt):
+        build_index(store, "IVF16,SQ8", name="stopped", quiet=True)
+    monkeypatch.setattr(indexing.Job, "begin", lambda job, plan: stop(files.remove(job.folder)))
+    with pytest.raises(KeyboardInterrupt):
+        build_index(store, "flat", name="stopped", quiet=True)
+    monkeypatch.undo()
+    assert build_index(store, name="stopped", quiet=True).records == len(store)
+
+
+def stop(*_):
+    raise KeyboardInterrupt
 
 
 def test_what_was_tuned_stays_when_an_index_grows(lm, tmp_path):

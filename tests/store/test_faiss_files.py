@@ -10,14 +10,24 @@ from nearlm.base.errors import StoreError
 from nearlm.store.faiss_files import read_faiss_index, read_linear
 
 DIM = 8
+RECORDS = 150
 KEYS = np.random.default_rng(0).normal(size=(600, DIM)).astype(np.float32)
-KINDS = ["Flat", "IVF4,SQ8", "IVF4,Flat", "IVF300,Flat", "IVF4,PQ2x4", "IVF4,PQ2x4fs", "HNSW4", "IVF4_HNSW4,SQ8"]
+KINDS = [
+    "Flat",
+    "IVF4,SQ8",
+    "IVF4,Flat",
+    "IVF300,Flat",
+    "IVF4,PQ2x4",
+    "IVF4,PQ2x4fs",
+    "HNSW4",
+    "IVF4_HNSW4,SQ8",
+]
 
 
 def write(path: Path, kind: str) -> faiss.Index:
     index = faiss.index_factory(DIM, kind)
     index.train(KEYS[:400])
-    index.add(KEYS[:100])  # fewer than 300 lists: these are kept sparse
+    index.add(KEYS[:RECORDS])  # fewer than 300 lists: these are kept sparse
     faiss.write_index(index, str(path))
     return index
 
@@ -31,7 +41,7 @@ def read(path: Path, flags: int = 0) -> faiss.Index:
 def test_an_index_is_read_as_it_was_written(kind: str, flags: int, tmp_path: Path):
     written = write(tmp_path / "index.faiss", kind)
     found = read(tmp_path / "index.faiss", flags)
-    assert found.ntotal == 100 and isinstance(found, type(written))
+    assert found.ntotal == RECORDS and isinstance(found, type(written))
     np.testing.assert_array_equal(found.search(KEYS[:9], 5)[1], written.search(KEYS[:9], 5)[1])
 
 
@@ -42,7 +52,7 @@ def test_lists_in_another_file_are_refused_before_that_is_opened(refined: bool, 
     lists.merge_from_1(index.invlists)
     index.replace_invlists(lists)
     if refined:
-        index = faiss.IndexRefineFlat(index, faiss.swig_ptr(KEYS[:100]))
+        index = faiss.IndexRefineFlat(index, faiss.swig_ptr(KEYS[:RECORDS]))
     faiss.write_index(index, str(tmp_path / "index.faiss"))
     (tmp_path / "victim").unlink()  # FAISS would say so
     for flags in (0, faiss.IO_FLAG_MMAP_IFC):
@@ -86,6 +96,21 @@ def test_indexes_in_each_other_without_end_are_refused(tmp_path: Path):
     faiss.write_index(index, str(tmp_path / "index.faiss"))
     with pytest.raises(StoreError, match="too many indexes in each other"):
         read(tmp_path / "index.faiss")
+
+
+def test_graphs_that_are_not_looked_into_are_refused(tmp_path: Path):
+    write(tmp_path / "index.faiss", "NSG8")
+    with pytest.raises(StoreError, match="a graph of a kind that is not looked into; HNSW is"):
+        read(tmp_path / "index.faiss")
+
+
+def test_links_of_a_graph_are_not_taken_for_indexes(tmp_path: Path):
+    index = faiss.index_factory(DIM, "HNSW4")
+    index.hnsw.efSearch = index.hnsw.efConstruction = int.from_bytes(b"I\0\0\0", "little")
+    for _ in range(14):
+        index = faiss.IndexIDMap(index)
+    faiss.write_index(index, str(tmp_path / "index.faiss"))
+    assert isinstance(read(tmp_path / "index.faiss"), faiss.IndexIDMap)
 
 
 def test_a_transform_must_be_linear_and_of_its_size(tmp_path: Path):

@@ -1,5 +1,6 @@
 """Arrays that lie on disk in several `.npy` files and are read as one."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ class ArrayFile:
     @property
     def bytes(self) -> int:
         """The file's size."""
-        return files.NPY_HEADER + int(np.prod(self.shape)) * self.dtype.itemsize
+        return files.NPY_HEADER + math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def sound(self) -> bool:
@@ -57,7 +58,7 @@ class ArrayFile:
 
     def offset(self, row: int) -> int:
         """Return where a row begins in the file."""
-        return files.NPY_HEADER + row * self.dtype.itemsize * int(np.prod(self.shape[1:]))
+        return files.NPY_HEADER + row * self.dtype.itemsize * math.prod(self.shape[1:])
 
     def write(self, rows: npt.ArrayLike) -> None:
         """Replace the file by an array, whole or not at all."""

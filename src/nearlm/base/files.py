@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from nearlm.base.errors import StoreError
 
 Json = dict[str, Any]
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, what a user may have of it, or a file
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES)
 NPY_HEADER = 128  # bytes: the same for every array, so that a length can be filled in later
 
@@ -40,6 +41,35 @@ def sync_file(path: Path) -> None:
     """Put a file that somebody else wrote on the disk itself."""
     with open(path, "r+b") as file:
         sync(file)
+
+
+@contextlib.contextmanager
+def opened(path: Path, mode: str) -> Iterator[BinaryIO]:
+    """Open a file for writing; an error, also that of the last bytes when it is closed, names the file."""
+    try:
+        with open(path, mode) as file:
+            yield file  # type: ignore[misc]
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextlib.contextmanager
+def rewriting(path: Path) -> Iterator[BinaryIO]:
+    """Replace `path` by what is appended to the file that is yielded, whole or not at all.
+
+    What a full disk could not hold does not stay there.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        with opened(part, "wb") as file:
+            yield file
+            sync(file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+    replace(part, path)
 
 
 def write_json(path: Path, value: Json) -> None:
@@ -154,7 +184,7 @@ def _named(file: BinaryIO) -> Iterator[None]:
 
 def allocate(path: Path, header: bytes, size: int) -> None:
     """Make `path` a file of `size` bytes that begins with `header`, with its disk space reserved."""
-    with open(path, "wb") as file:
+    with opened(path, "wb") as file:
         append(file, header)
         file.flush()
         try:
@@ -185,7 +215,7 @@ def link(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        with open(source, "rb") as old, open(part, "wb") as new:
+        with open(source, "rb") as old, opened(part, "wb") as new:
             shutil.copyfileobj(old, new, 1 << 20)
             sync(new)
     replace(part, target)
@@ -239,13 +269,10 @@ def lock(folder: Path, *, wait: Callable[[str], None] | None = None) -> Iterator
 
 
 def _write(path: Path, begin: bytes, rest: Iterable[memoryview] = ()) -> None:
-    part = path.with_name(path.name + ".part")
-    with open(part, "wb") as file:
+    with rewriting(path) as file:
         append(file, begin)
         for chunk in rest:
             append(file, chunk)
-        sync(file)
-    replace(part, path)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,16 +11,27 @@ import numpy as np
 
 from nearlm.base import files
 from nearlm.base.arrays import Array, ArrayFile
-from nearlm.base.errors import StoreError
+from nearlm.base.errors import StoreError, check_at_least
 from nearlm.base.files import Json
 from nearlm.base.progress import Advance
-from nearlm.base.records import FileInfo, from_json, to_json
+from nearlm.base.records import FileInfo, check_names, from_json, to_json
 
 CHECKPOINT_SECONDS = 2.0
 Columns = dict[str, ArrayFile]
 Pieces = Iterable[tuple[str, int, Array]]
 Compute = Callable[[int], Pieces]
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What is noted of arrays that are filled: how many batches are done, and in the end what each file became."""
+
+    batches: int | None = None
+    files: dict[str, FileInfo] | None = None
+
+    def __post_init__(self) -> None:
+        check_at_least(0, batches=self.batches)
 
 
 class Job:
@@ -59,11 +71,11 @@ class Job:
 
     def note(self, step: str, state: Json) -> None:
         """Remember the state of a step."""
-        files.write_json(self.folder / f"{step}.json", state)
+        files.write_json(self._note_of(step), state)
 
     def state(self, step: str) -> Json:
         """Return what was last noted of a step, empty if nothing was."""
-        path = self.folder / f"{step}.json"
+        path = self._note_of(step)
         return files.read_json(path) if path.exists() else {}
 
     def once(self, step: str, kind: type[Result], make: Callable[[], Result]) -> Result:
@@ -72,7 +84,14 @@ class Job:
         if "result" not in noted:
             noted = {"result": to_json(make())}
             self.note(step, noted)
-        return from_json(kind, noted["result"], self.folder / f"{step}.json")
+        return from_json(kind, noted["result"], self._note_of(step))
+
+    def read(self, step: str, kind: type[Result]) -> Result:
+        """Return what was last noted of a step as a record, one without values if nothing was."""
+        return from_json(kind, self.state(step), self._note_of(step))
+
+    def _note_of(self, step: str) -> Path:
+        return self.folder / f"{step}.json"
 
     def fill(self, step: str, columns: Columns, sizes: Sequence[int], compute: Compute, advance: Advance) -> None:
         """Fill arrays from `compute(batch)`, which yields (column, first row, rows), for the batches not done yet.
@@ -80,12 +99,14 @@ class Job:
         The files are reserved at full size first, so that a full disk shows before the work. `advance` is told the
         size of each batch when it is written.
         """
-        done = self.state(step).get("batches")
+        done = self.read(step, Filled).batches
         if done is None or not all(column.sound for column in columns.values()):
             for column in columns.values():
                 files.allocate(column.path, column.header, column.bytes)
             done = 0
             self.note(step, {"batches": done})
+        if done > len(sizes):
+            raise StoreError(f"{self._note_of(step)} counts {done} of {len(sizes)} batches; remove it, and begin again")
         with contextlib.ExitStack() as stack:
             opened = {name: stack.enter_context(open(column.path, "r+b")) for name, column in columns.items()}
             noted = time.monotonic()
@@ -104,17 +125,17 @@ class Job:
         self, step: str, columns: Columns, sizes: Sequence[int], compute: Compute, advance: Advance
     ) -> dict[str, FileInfo]:
         """Fill arrays as `fill` does, unless that has been done, and return what each file became."""
-        noted = self.state(step)
-        if "files" not in noted or not all(column.sound for column in columns.values()):
+        made = self.read(step, Filled).files
+        if made is None or not all(column.sound for column in columns.values()):
             self.fill(step, columns, sizes, compute, advance)
             made = FileInfo.by_name(column.path for column in columns.values())
-            noted = {**self.state(step), "files": to_json(made)}
-            self.note(step, noted)
-        return from_json(dict[str, FileInfo], noted["files"], self.folder)
+            self.note(step, {**self.state(step), "files": to_json(made)})
+        check_names(self._note_of(step), made, {column.path.name for column in columns.values()})
+        return made
 
     def count_done(self, step: str, sizes: Sequence[int]) -> int:
         """Return the size of all batches of arrays that have been filled."""
-        return sum(sizes[: self.state(step).get("batches", 0)])
+        return sum(sizes[: self.read(step, Filled).batches or 0])
 
     def forget_plan(self) -> None:
         """Forget the plan alone: what is left of the folder belongs to no job."""

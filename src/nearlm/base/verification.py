@@ -12,11 +12,11 @@ from pathlib import Path
 
 from nearlm.base.cache import cache_dir
 from nearlm.base.errors import OptionError, StoreError
-from nearlm.base.files import canonical_hash
+from nearlm.base.files import Json, canonical_hash
 from nearlm.base.records import FileInfo, check_files
 
 MODES = ("first", "always", "never")
-_RULES = 1  # what is checked; what was noted under other rules is checked again
+_RULES = 2  # what is checked; what was noted under other rules is checked again
 _SETTLED = 2 * 10**9  # nanoseconds: a younger file may change once more without its time showing it
 
 
@@ -29,16 +29,23 @@ def verify_mode() -> str:
 
 
 def check_before_use(
-    folder: Path, listed: dict[str, FileInfo], remedy: str, check_contents: Callable[[], None] | None = None
+    folder: Path,
+    listed: dict[str, FileInfo],
+    remedy: str,
+    check_contents: Callable[[], None] | None = None,
+    depends_on: Json | None = None,
 ) -> None:
-    """Refuse files that are missing, cut or not as they were written, or whose contents a further check refuses."""
-    check_files(folder, listed, remedy)
+    """Refuse files that are missing, cut or not as they were written, or whose contents a further check refuses.
+
+    What that check depends on beside the files is remembered with them.
+    """
     mode = verify_mode()
     if mode == "never":
+        check_files(folder, listed, remedy)
         return
     note = cache_dir() / "verified" / canonical_hash([str(folder.resolve()), sorted(listed)])[:32]
-    state = _state(folder, listed)
-    if mode == "first" and _read(note) == state:
+    state = _state(folder, listed, depends_on)
+    if mode == "first" and state and _read(note) == state:
         return
     check_files(folder, listed, remedy, every_byte=True)
     if check_contents:
@@ -53,11 +60,16 @@ def check_that(sound: object, path: Path, expected: str) -> None:
         raise StoreError(f"{path} does not hold {expected}, so it cannot be used; restore it or make it again")
 
 
-def _state(folder: Path, listed: dict[str, FileInfo]) -> str:
-    """Return a hash that changes when one of the files does."""
-    found = {name: (folder / name).stat() for name in listed}
-    seen = {name: [stat.st_size, stat.st_mtime_ns, stat.st_ino, listed[name].sha256] for name, stat in found.items()}
-    return canonical_hash([_RULES, seen])
+def _state(folder: Path, listed: dict[str, FileInfo], depends_on: Json | None) -> str:
+    """Return a hash that changes when one of the files does, empty if one is not there."""
+    seen = []
+    for name, info in listed.items():
+        try:
+            found = (folder / name).stat()
+        except OSError:
+            return ""
+        seen.append([name, found.st_size, found.st_mtime_ns, found.st_ino, info.bytes, info.sha256])
+    return canonical_hash([_RULES, depends_on, seen])
 
 
 def _newest(folder: Path, listed: dict[str, FileInfo]) -> int:

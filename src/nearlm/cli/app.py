@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter, UnusedCliTokensError
 
@@ -124,13 +124,27 @@ _HELP = (
     '  nearlm generate mystore "To install it,"\n\n'
     "Every command takes --help and --debug, which shows the traceback of an error."
 )
+_DIGITS = 19  # of 2^63
+_SHOWN = 40  # digits of a number
 _STDIN = "(stdin)"  # what a lone - is while the command line is parsed, where it would be taken for an option
 
 
-def _read_stdin(command: App, chain: Sequence[str], arguments: Any) -> None:
-    """Write - again where stdin was meant."""
+def _check_tokens(command: App, chain: Sequence[str], arguments: Any) -> None:
+    """Write - again where stdin was meant, and refuse numbers that no computer counts to."""
     for argument in arguments:
         argument.tokens[:] = [each.evolve(value="-") if each.value == _STDIN else each for each in argument.tokens]
+        if int in (argument.hint, *get_args(argument.hint)):
+            for token in argument.tokens:
+                _check_number(argument.name, token.value)
+
+
+def _check_number(name: str, value: str) -> None:
+    digits = value.replace("_", "").lstrip("+-").lstrip("0")
+    if digits.isdecimal() and (len(digits) > _DIGITS or int(digits) >= 1 << 63):
+        from nearlm.base import OptionError
+
+        shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…"
+        raise OptionError(f"{name} is {shown}, expected less than 2^63")
 
 
 _GENERAL = Group("Options", sort_key=len(_COMMANDS))
@@ -144,7 +158,7 @@ app = App(
     usage="nearlm COMMAND",
     group_commands=_GENERAL,
     default_parameter=Parameter(negative=(), consume_multiple=True, show_default=show_default, show_choices=False),
-    config=_read_stdin,
+    config=_check_tokens,
     result_action="return_value",
     exit_on_error=False,
     print_error=False,

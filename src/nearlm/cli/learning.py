@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-from nearlm.base import OptionError
+from nearlm.base import OptionError, check_at_least
 from nearlm.cli.help import OUTPUT, SEARCH, SWEEP, TEXT, TRAINING
 from nearlm.cli.options import (
     OWN_MODEL,
@@ -80,6 +80,7 @@ def ablate_command(
         check_figure(Path(figure))
     if valid_tokens is not None and not valid:
         raise OptionError("--valid-tokens cuts the validation text; name it with --valid")
+    check_at_least(2, valid_tokens=valid_tokens)
     opened = Datastore.open(store)
     lm = load_model(opened, spec)
     validation = dataclasses.replace(source, text=valid, max_tokens=valid_tokens) if valid else None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from nearlm.base import to_json
+from nearlm.base import check_at_least, to_json
 from nearlm.cli.help import MODEL, OUTPUT, TEXT
 from nearlm.cli.options import PLAIN, Output, Place, Shown, option
 
@@ -46,6 +46,7 @@ def reproduce_command(
     from nearlm.paper.reproduction import ALL_PARTS
     from nearlm.paper.settings import change, find_setting, resize
 
+    check_at_least(2, finetune_tokens=finetune_tokens)
     chosen = change(find_setting(setting), model=model, train=train, valid=valid, test=test)
     _reproduce(resize(chosen, max_tokens), out, ALL_PARTS, output, finetune_tokens)
 

@@ -3,15 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from nearlm.base import QUIET, Doubles, Job, OptionError, Reals, Reporter, StoreError, files
 from nearlm.base.records import FileInfo, check_files, check_names, read_record, write_record
 from nearlm.mixing.contexts import Contexts
 from nearlm.mixing.gate_learning import FORMAT, GateInfo, Looked, Verdict, Ways, learn
-from nearlm.mixing.gate_network import GateNetwork, capped_lambda
+from nearlm.mixing.gate_network import GateNetwork, capped_lambda, load_network
 from nearlm.mixing.gate_training import SHARES, SURE, TRUSTED_TOKENS, Training
 from nearlm.mixing.mixture import Mixture
 from nearlm.mixing.mixture_features import Known, Proposal
@@ -252,13 +250,7 @@ def _read_network(place: GateFiles, info: GateInfo, dim: int) -> GateNetwork:
     lengths = {len(values) for values in (held.curve, held.errors, held.random)}
     if info.shape.dim != dim or lengths != {len(SHARES)} or len(info.thresholds) != len(SHARES) - 2:
         raise StoreError(f"{place.description} describes no gate of this store; {remedy}")
-    network = GateNetwork(info.shape)
-    try:
-        network.load_state_dict(load_tensors(place.weights.read_bytes()))
-    except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise StoreError(f"{place.weights} is not as nearlm writes it ({why}); {remedy}") from None
-    return network
+    return load_network(place.weights, info.shape, remedy)
 
 
 def verify_gate(store: Datastore, name: str) -> GateInfo:

@@ -3,12 +3,11 @@
 from dataclasses import dataclass, fields
 
 import numpy as np
-from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from nearlm.base import Doubles, FileInfo, Floats, Job, Json, Reporter, blocks, files, to_json
 from nearlm.mixing.equations import mix, perplexity
-from nearlm.mixing.gate_network import GateNetwork, Inputs, capped_lambda, scalar_columns
+from nearlm.mixing.gate_network import GateNetwork, Inputs, capped_lambda, load_network, scalar_columns
 from nearlm.mixing.gate_training import (
     SHARES,
     SURE,
@@ -249,8 +248,7 @@ def _train(
         return trained.perplexity, trained.epochs
 
     value, epochs = job.once(f"l1-{l1:g}", tuple[float, int], train)
-    network = GateNetwork(inputs)
-    network.load_state_dict(load_tensors(path.read_bytes()))
+    network = load_network(path, inputs, f"remove {job.folder} and train the gate again")
     return Trained(network.eval(), l1, value, epochs)
 
 

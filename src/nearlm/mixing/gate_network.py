@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 
-from nearlm.base import Doubles, Floats, OptionError, Reals
+from nearlm.base import Doubles, Floats, OptionError, Reals, StoreError
 from nearlm.mixing.equations import mix_logs
 from nearlm.mixing.ngrams import MAX_N, Counts
 
@@ -146,6 +149,17 @@ class GateNetwork(nn.Module):
                 vectors = torch.from_numpy(np.array(keys[part], np.float32))
                 out[part] = self(vectors, torch.from_numpy(scalars[part])).double().numpy()
         return out
+
+
+def load_network(path: Path, inputs: Inputs, remedy: str) -> GateNetwork:
+    """Read the weights of a network with these inputs."""
+    network = GateNetwork(inputs)
+    try:
+        network.load_state_dict(load_tensors(path.read_bytes()))
+    except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise StoreError(f"{path} is not as nearlm writes it ({why}); {remedy}") from None
+    return network
 
 
 def capped_lambda(log_lam: Doubles) -> Doubles:

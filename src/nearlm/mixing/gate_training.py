@@ -69,6 +69,9 @@ class Training:
         if self.objective not in LOSSES:
             raise OptionError(f"`objective` is {self.objective!r}, expected one of {', '.join(LOSSES)}")
         check_at_least(0, seed=self.seed)
+        check_at_least(1, batch=self.batch, epochs=self.epochs, patience=self.patience)
+        if not 0 < self.rate < float("inf"):
+            raise OptionError(f"`rate` is {self.rate}, expected more than 0")
         self.inputs(1)
         self.coefficients()
 

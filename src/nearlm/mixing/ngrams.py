@@ -167,7 +167,9 @@ class _Counting:
         state = self._begin([[g.first, g.end, g.low, g.high] for g in groups])
         children = np.zeros(self.vocabulary, np.int64)  # of each 1-gram, in the groups that are done
         if state["groups"]:
-            children += self._children_file(state["groups"]).open()
+            counted = self._children_file(state["groups"])
+            counted.check()
+            children += counted.open()
         done = sum(group.positions for group in groups[: state["groups"]])
         with self.reporter.bar("counting n-grams", len(self.store.tokens), "tokens", done) as advance:
             for number in range(state["groups"], len(groups)):
@@ -214,7 +216,10 @@ class _Counting:
     def _begin(self, groups: list[list[int]]) -> Json:
         """Return how far the tables have come: what an earlier run noted, or nothing."""
         plan = {"manifest": self.store.checksum, "groups": groups}
-        state = self.job.state("fill") if self.job.resumes(plan) else {}
+        state = self.job.read("fill", dict[str, int]) if self.job.resumes(plan) else {}
+        if state:
+            sound = state.keys() == {"groups", *_GROWING} and min(state.values()) >= 0
+            check_that(sound and state["groups"] <= len(groups), self.job.folder, "how far n-grams were counted")
         grown = {name: self._table(name, state.get(name, 0)) for name in _GROWING}
         if state and all(file.path.exists() and file.path.stat().st_size >= file.bytes for file in grown.values()):
             for file in grown.values():
@@ -247,7 +252,7 @@ class _Counting:
             tables[f"starts-{n}"] = starts + state[f"tokens-{n + 1}"]
         after = {"groups": number + 1}
         for name in _GROWING:
-            with open(self._table(name, 0).path, "ab") as file:
+            with files.opened(self._table(name, 0).path, "ab") as file:
                 files.append(file, tables[name].astype(self.dtype).data)
                 files.sync(file)
             after[name] = state[name] + len(tables[name])
@@ -261,7 +266,7 @@ class _Counting:
         lengths = {name: state[name] + name.startswith("starts") for name in _GROWING}
         for name, length in lengths.items():
             table = self._table(name, length)
-            with open(table.path, "r+b") as file:
+            with files.opened(table.path, "r+b") as file:
                 if name.startswith("starts"):  # where the children of the last one end
                     end = state[f"tokens-{int(name[-1]) + 1}"]
                     files.write_at(file, np.array([end], self.dtype).data, table.offset(length - 1))

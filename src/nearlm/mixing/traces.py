@@ -216,7 +216,7 @@ def _fill(
     with cache_lock(folder, reporter):
         done = folder / "trace.json"
         job = Job(folder, "trace")
-        if done.exists() and _is_sound(folder, columns, reporter):
+        if done.exists() and is_sound(folder, columns, reporter):
             done.touch()
             job.close()  # a kill may have left it
             return
@@ -240,7 +240,7 @@ class TraceInfo:
     files: dict[str, FileInfo]
 
 
-def _is_sound(folder: Path, columns: dict[str, ArrayFile], reporter: Reporter) -> bool:
+def is_sound(folder: Path, columns: dict[str, ArrayFile], reporter: Reporter) -> bool:
     """Tell whether a finished trace is as it was written; say why, if it has to be made again."""
     try:
         noted = read_record(TraceInfo, folder / "trace.json")

@@ -127,7 +127,7 @@ def _optimize(store: Datastore, text: Texts, folder: Path, lm: LM, rule: Rule, r
     layout = Layout(folder)
     if layout.optimized.exists():
         job.remove_folder()
-        return _read_finished(layout, plan, reporter)
+        return read_finished(layout, plan, reporter)
     _check_out(layout, job)
     work.mkdir(parents=True, exist_ok=True)
     with files.lock(work):
@@ -144,9 +144,10 @@ def _optimize(store: Datastore, text: Texts, folder: Path, lm: LM, rule: Rule, r
     return choice
 
 
-def _read_finished(layout: Layout, plan: Json, reporter: Reporter) -> Choice:
-    noted = files.read_stamped(layout.optimized)
-    if {**plan, **noted["plan"]} != plan:  # older ones name no weights
+def read_finished(layout: Layout, plan: Json, reporter: Reporter) -> Choice:
+    """Return what was chosen when the store was made, if that was by this plan."""
+    noted = from_json(Json, files.read_stamped(layout.optimized).get("plan"), layout.optimized)
+    if {**plan, **noted} != plan:  # older ones name no weights
         raise StoreError(f"{layout.folder} was optimized for another store, model, text or rule; use another `out`")
     try:
         choice = read_record(Optimized, layout.optimized).choice

@@ -33,9 +33,12 @@ from nearlm.store import (
     read_faiss_index,
     read_linear,
     read_tuned,
+    write_faiss_index,
+    write_linear,
     write_tuned,
 )
 from nearlm.store.contents import check_ids, check_places, check_tokens
+from nearlm.store.faiss_contents import check_faiss_contents
 
 _MANY = 1 << 26  # neighbours
 _FOUND_BYTES = 24  # a distance and an id, and what is made of them
@@ -132,9 +135,14 @@ class SearchIndex:
             check_ram(_FOUND_BYTES * len(x) * k, f"{k:,} neighbours of {len(x):,} queries at a time")
         if self.scan:
             return self.scan.search(x, k, self.nprobe or 1, ordered=ordered)
-        found: Found = self.faiss.search(x, k)
-        if found[1].max(initial=-1) >= self.records:  # FAISS returns whatever ids its file holds
-            raise StoreError(f"the index returns record {found[1].max():,} of {self.records:,}; make it again")
+        try:
+            found: Found = self.faiss.search(x, k)
+        except RuntimeError as error:
+            why = str(error).rpartition(": ")[2]
+            raise StoreError(f"FAISS cannot search {self.spec} ({why}); make the index again") from error
+        for id in (found[1].min(initial=-1), found[1].max(initial=-1)):
+            if not -1 <= id < self.records:  # FAISS returns whatever ids its file holds
+                raise StoreError(f"the index returns record {id:,} of {self.records:,}; make it again")
         return found
 
     def add(self, keys: Floats) -> None:
@@ -161,8 +169,10 @@ def open_index(store: Datastore, name: str = DEFAULT) -> tuple[SearchIndex, Inde
     if info.manifest != store.checksum:
         raise StoreError(f"index {name!r} is of an earlier state of {store.path}; bring it up to date with: {again}")
     remedy = f"remove {place.folder} and make the index again: {again}"
-    check_before_use(place.folder, info.files, remedy, lambda: _check_contents(store, place.data(info.data), info.spec))
-    index = read_parts(place.data(info.data), info.spec, store.dim)
+    data = place.data(info.data)
+    kind = {"spec": to_json(info.spec), "dim": store.dim}
+    check_before_use(place.folder, info.files, remedy, lambda: _check_contents(store, data, info.spec), kind)
+    index = read_parts(data, info.spec, store.dim)
     if not index.records == info.records == len(store):
         raise StoreError(
             f"index {name!r} has {index.records:,} records, {store.path} {len(store):,}; remake it: {again}"
@@ -173,6 +183,8 @@ def open_index(store: Datastore, name: str = DEFAULT) -> tuple[SearchIndex, Inde
 def _check_contents(store: Datastore, data: IndexData, spec: IndexSpec) -> None:
     """Refuse an index that leads to records that are not there, or to tokens that no vocabulary has."""
     index = read_parts(data, spec, store.dim)
+    if not gpus():  # where `load_parts` has done it
+        _check_faiss(index.faiss, data, spec, store.dim)
     check_that(index.records == len(store), data.folder, f"the store's {len(store):,} records")
     check_tokens(data.open_column("values", len(store)), data.column("values", len(store)).path)
     if index.scan:
@@ -246,6 +258,7 @@ def read_parts(data: IndexData, spec: IndexSpec, dim: int) -> SearchIndex:
 def load_parts(data: IndexData, spec: IndexSpec, dim: int) -> SearchIndex:
     """Read an index into memory, to add to it."""
     transform, index = _read_faiss(data, spec, dim, 0)
+    _check_faiss(index, data, spec, dim)
     if can_scan(index):
         Lists.open(data, index).put_into(index)
     return SearchIndex(spec, transform, index)
@@ -257,8 +270,20 @@ def _read_faiss(data: IndexData, spec: IndexSpec, dim: int, flag: int) -> tuple[
     transform = read_linear(data.transform, dim, spec.pca, remedy) if spec.pca else None
     index = read_faiss_index(data.faiss, flag, remedy)
     if not _fits(index, spec, spec.pca or dim):
-        raise StoreError(f"{data.faiss} is not {spec} of {spec.pca or dim} dimensions; {remedy}")
+        raise _other_kind(data, spec, dim)
     return transform, index
+
+
+def _check_faiss(index: Any, data: IndexData, spec: IndexSpec, dim: int) -> None:
+    """Refuse an index of another kind than is described, or whose numbers lead nowhere."""
+    if not _is_of_kind(index, spec, spec.pca or dim):
+        raise _other_kind(data, spec, dim)
+    check_faiss_contents(index, data.faiss)
+
+
+def _other_kind(data: IndexData, spec: IndexSpec, dim: int) -> StoreError:
+    remedy = f"remove {data.folder.parent} and make the index again"
+    return StoreError(f"{data.faiss} is not {spec} of {spec.pca or dim} dimensions; {remedy}")
 
 
 def _fits(index: Any, spec: IndexSpec, dim: int) -> bool:
@@ -266,8 +291,11 @@ def _fits(index: Any, spec: IndexSpec, dim: int) -> bool:
     lists = faiss.try_extract_index_ivf(index)
     if (lists is None) != (spec.nprobe is None) or (index.d, index.metric_type) != (dim, faiss.METRIC_L2):
         return False
-    if lists and (lists.nlist != list_count(spec, lists.nlist) or lists.quantizer.ntotal != lists.nlist):
-        return False
+    return not lists or lists.nlist == list_count(spec, lists.nlist) == lists.quantizer.ntotal
+
+
+def _is_of_kind(index: Any, spec: IndexSpec, dim: int) -> bool:
+    """Tell whether an index is what FAISS makes by a specification, which takes FAISS some milliseconds to say."""
     try:
         made = faiss.index_factory(dim, spec.factory)
     except (RuntimeError, MemoryError):
@@ -281,14 +309,12 @@ def write_parts(index: SearchIndex, data: IndexData) -> None:
     files.remove(data.folder)
     data.folder.mkdir(parents=True)
     if index.transform is not None:
-        faiss.write_VectorTransform(index.transform, str(data.transform))
-        files.sync_file(data.transform)
+        write_linear(index.transform, data.transform)
     kept = index.faiss
     if can_scan(index.faiss):
         write_lists(index.faiss, data)
         kept = without_lists(index.faiss)
-    faiss.write_index(kept, str(data.faiss))
-    files.sync_file(data.faiss)
+    write_faiss_index(kept, data.faiss)
 
 
 def empty_index(spec: IndexSpec, dim: int) -> SearchIndex:

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -56,19 +57,23 @@ def build_index(
     """
     opened = Datastore.open(store)
     folder = opened.layout.index(name).folder
-    folder.mkdir(parents=True, exist_ok=True)
-    with files.lock(folder):
+    with _folder_of(folder), files.lock(folder):
         return _Indexer(opened, name, reporter).run(factory, nprobe)
 
 
 @contextlib.contextmanager
-def _refused_by_faiss(factory: str) -> Iterator[None]:
-    """Say that FAISS cannot make an index of this kind, and why."""
+def _folder_of(folder: Path) -> Iterator[None]:
+    """Make the folder of an index; an index that cannot be made leaves none behind."""
+    new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
-    except RuntimeError as error:
-        why = str(error).rpartition(": ")[2]
-        raise OptionError(f"FAISS cannot make an index with `factory={factory!r}` ({why}); choose another") from error
+    except OptionError:
+        if new:
+            files.remove(folder)
+            with contextlib.suppress(OSError):  # other indexes lie there
+                folder.parent.rmdir()
+        raise
 
 
 class _Indexer:
@@ -100,9 +105,9 @@ class _Indexer:
         index = self._begin(spec)
         self._announce(spec)
         if not index.faiss.is_trained or (spec.pca and index.transform is None):
-            with _refused_by_faiss(factory):
+            with self._refused_by_faiss(factory):
                 self._train(index)
-        with _refused_by_faiss(factory):
+        with self._refused_by_faiss(factory):
             data = self._fill(index)
             info = self._describe(index, factory, data, started)
         self._drop_settings(info)
@@ -111,10 +116,29 @@ class _Indexer:
         self._remove_data(keep=data)
         return info
 
+    @contextlib.contextmanager
+    def _refused_by_faiss(self, factory: str) -> Iterator[None]:
+        """Say that FAISS cannot make an index of this kind, and why; what was begun goes."""
+        try:
+            yield
+        except RuntimeError as error:
+            self._remove_data(keep="")
+            self.job.close()
+            why = str(error).rpartition(": ")[2]
+            raise OptionError(
+                f"FAISS cannot make an index with `factory={factory!r}` ({why}); choose another"
+            ) from error
+
     def _read(self, factory: str | None) -> IndexInfo | None:
         """Return what is known of the index, None if it is not there, or to be made again as a kind that is named."""
         try:
-            return read_index_info(self.store, self.name) if self.place.description.exists() else None
+            if self.place.description.exists():
+                return read_index_info(self.store, self.name)
+            if self.place.all_data() and not self.job.started:
+                raise StoreError(
+                    f"{self.place.description} is missing, which describes what lies beside it; restore it"
+                )
+            return None
         except StoreError as error:
             if factory is None:
                 raise StoreError(f"{error}; to make the index again, say of which kind: `factory='auto'`") from None
@@ -143,11 +167,11 @@ class _Indexer:
         plan = {"spec": to_json(spec), "manifest": self.store.checksum}
         if self.job.resumes(plan) and self.job.state("fill"):
             with contextlib.suppress(RuntimeError, OSError, StoreError):  # a checkpoint that was cut off: begin again
-                index = load_parts(self.place.data(self.job.state("fill")["data"]), spec, self.store.dim)
+                index = load_parts(self.place.data(str(self.job.state("fill").get("data"))), spec, self.store.dim)
                 self.reporter.say(f"resuming the unfinished index {self.name!r}")
                 return index
+        self._remove_data(keep=self.done.data if self.done else "")  # before the job, without which it is an index's
         self.job.begin(plan)
-        self._remove_data(keep=self.done.data if self.done else "")
         extended = self._extends(spec)
         if extended:
             return load_parts(self.place.data(extended.data), spec, self.store.dim)

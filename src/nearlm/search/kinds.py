@@ -64,6 +64,10 @@ def choose_index(factory: str, records: int, dim: int, nprobe: int | None = None
 def _has_lists(factory: str, records: int, dim: int) -> bool:
     if re.search(r"(?<![\d.])0+(?![\d.])", factory):
         raise OptionError(f"`factory={factory!r}` asks for 0 of something; expected numbers from 1 on")
+    if "NSG" in factory:  # FAISS ends the process when it makes some of these
+        raise OptionError(
+            f"`factory={factory!r}` is a graph of kind NSG, which nearlm does not use; expected e.g. HNSW32"
+        )
     check_numbers(factory, records)
     try:
         return faiss.try_extract_index_ivf(faiss.index_factory(dim, factory)) is not None

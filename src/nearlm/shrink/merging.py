@@ -19,10 +19,12 @@ _AHEAD = 8
 def select(work: Derivation, options: PruneOptions) -> Selection:
     """Merge records, by the number of neighbours given, or the smallest that reaches `keep`."""
     store = work.parent
-    neighbors = saved_neighbors(store, options.index or DEFAULT, options.neighbors or MOST_NEIGHBORS, work.reporter)
+    most = options.neighbors or MOST_NEIGHBORS
+    spare = work.job.folder / "search"
+    neighbors = saved_neighbors(store, options.index or DEFAULT, most, work.reporter, spare)
     values = store.values[:]
     order = np.random.default_rng(options.seed or 0).permutation(len(store)).astype(np.int32)
-    k = min(options.neighbors or MOST_NEIGHBORS, neighbors.shape[1])
+    k = min(most, neighbors.shape[1])
     least = 1
     if options.keep is not None:
         least = target(options.keep, len(store))

@@ -4,6 +4,7 @@ What such a search gives is kept beside the index, since it takes far longer tha
 themselves, which serve every smaller number of them, ranking its scores, which serve every share to keep.
 """
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from nearlm.base import ArrayFile, Int32s, Ints, Job, Json, OptionError, Pieces,
 from nearlm.base.progress import Reporter, duration, size
 from nearlm.base.records import FileInfo, check_files, read_if_there, to_json, write_record
 from nearlm.search import PAPER_K, build_index, open_index, read_index_info
-from nearlm.store import Datastore, check_ids
+from nearlm.store import Datastore, IndexFiles, check_ids
 
 SEARCH_BLOCK = 1 << 13
 
@@ -29,8 +30,14 @@ class KeptArray:
 
 
 def ready_index(store: Datastore, name: str, reporter: Reporter) -> Json:
-    """Make the index, or bring it up to date, if need be; return what tells it from another."""
-    info = build_index(store, name=name, reporter=Reporter(quiet=reporter.quiet or name in store.indexes))
+    """Make the index, or bring it up to date, if need be; return what tells it from another.
+
+    One that is ready is left alone: its store may be one that can only be read.
+    """
+    ready = name in store.indexes and not Job(store.layout.index(name).folder, "index").started
+    info = read_index_info(store, name) if ready else None
+    if info is None or info.manifest != store.checksum:
+        info = build_index(store, name=name, reporter=Reporter(quiet=reporter.quiet or name in store.indexes))
     return {"index": to_json(info.files), "nprobe": info.spec.nprobe}
 
 
@@ -40,11 +47,17 @@ def index_ram(store: Datastore, name: str) -> float:
 
 
 class SelfSearch:
-    """Searches in one of a store's indexes for the store's own records, block by block."""
+    """Searches in one of a store's indexes for the store's own records, block by block.
 
-    def __init__(self, store: Datastore, name: str):
+    What it finds is kept beside the index, or, where that may only be read, in a spare folder.
+    """
+
+    def __init__(self, store: Datastore, name: str, spare: Path | None = None):
         self.store = store
         self.place = store.layout.index(name)
+        if spare is not None and not _may_write(self.place.folder):
+            spare.mkdir(exist_ok=True)
+            self.place = IndexFiles(spare)
         self.index, self.info = open_index(store, name)
         self.starts = range(0, len(store), SEARCH_BLOCK)
         self.sizes = [min(SEARCH_BLOCK, len(store) - start) for start in self.starts]
@@ -57,11 +70,15 @@ class SelfSearch:
         return self.index.search(self.store.keys[start : start + SEARCH_BLOCK].astype(np.float32), k)[1]
 
 
-def saved_neighbors(store: Datastore, name: str, k: int, reporter: Reporter) -> Int32s:
+def _may_write(folder: Path) -> bool:
+    return os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def saved_neighbors(store: Datastore, name: str, k: int, reporter: Reporter, spare: Path | None = None) -> Int32s:
     """Return at least the k nearest records of every record, [records, k or more], from disk or from a search."""
     if len(store) > np.iinfo(np.int32).max:
         raise OptionError(f"{store.path} has {len(store):,} records, merging takes up to 2^31 - 1; reduce it first")
-    search = SelfSearch(store, name)
+    search = SelfSearch(store, name, spare)
     k = min(k, search.index.records)
     with files.lock(search.place.folder):
         known = read_if_there(KeptArray, search.place.neighbors_description)

@@ -65,7 +65,7 @@ class PruneOptions:
             raise OptionError(
                 f"`neighbors` is {self.neighbors}, expected 2 to {MOST_NEIGHBORS} (the record itself is one)"
             )
-        if self.k is not None and self.k < 2:
+        if self.k is not None and not 2 <= self.k < 1 << 63:
             raise OptionError(f"`k` is {self.k}, expected at least 2 (the record itself is one)")
 
     def to_json(self) -> Json:

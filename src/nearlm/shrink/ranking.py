@@ -27,7 +27,7 @@ def select(work: Derivation, options: PruneOptions) -> Selection:
 
 def _scores(work: Derivation, options: PruneOptions) -> Doubles:
     """Return the scores that were kept beside the index, if they are whole and of the same searches, or new ones."""
-    search = SelfSearch(work.parent, options.index or DEFAULT)
+    search = SelfSearch(work.parent, options.index or DEFAULT, work.job.folder / "search")
     k = min(options.k or PAPER_K, len(work.parent))
     place = search.place
     file = ArrayFile(place.ranks, np.dtype("float64"), (len(work.parent),))
@@ -46,8 +46,12 @@ def _scores(work: Derivation, options: PruneOptions) -> Doubles:
 def _compute(work: Derivation, search: SelfSearch, k: int, count_self: bool) -> Doubles:
     """Search for every record and add up 1/rank; the sums are noted now and then."""
     records = len(work.parent)
-    done = work.job.state("rank").get("searched", 0)
-    g = np.array(_file(work.job, done, records).open()) if done else np.zeros(records)
+    done = work.job.read("rank", dict[str, int]).get("searched", 0)
+    g = np.zeros(records)
+    if done:
+        file = _file(work.job, done, records)
+        file.check()
+        g += file.open()
     if not done:
         work.reporter.say(f"searching for {k} neighbours of every record takes about {duration(search.seconds)}")
     noted = time.monotonic()

@@ -8,10 +8,21 @@ from typing import Any
 import faiss
 import numpy as np
 
-from nearlm.base import QUIET, FileInfo, OptionError, Reporter, StoreError, check_at_least, files
+from nearlm.base import QUIET, FileInfo, OptionError, Reporter, StoreError, check_at_least
 from nearlm.base.arrays import Array, Doubles, Floats
 from nearlm.search import linear_transform, matrix
-from nearlm.store import BLOCK, AnyStore, Datastore, Derivation, Made, Step, derive, is_key_file
+from nearlm.store import (
+    BLOCK,
+    AnyStore,
+    Datastore,
+    Derivation,
+    Made,
+    Step,
+    derive,
+    is_key_file,
+    read_linear,
+    write_linear,
+)
 
 _SEED = 0
 
@@ -114,7 +125,7 @@ def _reduce(work: Derivation, dim: int, sample: int) -> Made:
     pca, kept = _train(work, dim, sample)
     transform = work.layout.transform
     listed = work.take_over(lambda name: name != transform.name and not is_key_file(name))
-    files.write_bytes(transform, _serialise(combine(parent.transform, pca)))
+    write_linear(combine(parent.transform, pca), transform)
     listed[transform.name] = FileInfo.of(transform)
     shards = [len(shard) for shard in parent.keys.shards]
     columns = [
@@ -135,12 +146,12 @@ def _train(work: Derivation, dim: int, sample: int) -> tuple[Any, float]:
 
     def train() -> float:
         pca, kept = train_pca(moments(_sample(work, sample)), dim)
-        files.write_bytes(path, _serialise(pca))
+        write_linear(pca, path)
         return round(kept, 6)
 
     kept = work.job.once("pca", float, train)
     work.reporter.say(f"{dim} of {work.parent.dim} dimensions keep {kept:.2%} of the variance")
-    return faiss.read_VectorTransform(str(path)), kept
+    return read_linear(path, work.parent.dim, dim, f"remove {work.layout.folder} and repeat the command"), kept
 
 
 def _sample(work: Derivation, sample: int) -> Iterator[Floats]:
@@ -154,12 +165,6 @@ def _sample(work: Derivation, sample: int) -> Iterator[Floats]:
             block = parent.keys.take(ids[start : start + BLOCK]).astype(np.float32)
             yield block
             advance(len(block))
-
-
-def _serialise(transform: Any) -> bytes:
-    writer: Any = faiss.VectorIOWriter()
-    faiss.write_VectorTransform(transform, writer)
-    return bytes(faiss.vector_to_array(writer.data).tobytes())
 
 
 def _fitting(keys: Floats, dtype: np.dtype[Any]) -> Array:

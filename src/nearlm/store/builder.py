@@ -8,7 +8,20 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nearlm.base import QUIET, FileInfo, Int32s, Json, OptionError, Reporter, StoreError, TextError, files, store_folder
+from nearlm.base import (
+    QUIET,
+    FileInfo,
+    Int32s,
+    Json,
+    OptionError,
+    Reporter,
+    StoreError,
+    TextError,
+    check_that,
+    files,
+    from_json,
+    store_folder,
+)
 from nearlm.model import FFN, ModelSpec
 from nearlm.model.lm import LM
 from nearlm.store.datastore import Datastore
@@ -35,6 +48,7 @@ from nearlm.text import (
     tokenise,
 )
 
+_MOST_THREADS = 1 << 12
 Shards = list[tuple[int, dict[str, FileInfo]]]  # each one's records and files
 
 
@@ -122,7 +136,9 @@ class _Builder:
         """Compute with as many threads as the unfinished build did, so that every byte comes out the same."""
         before = torch.get_num_threads()
         if self.job.started:
-            torch.set_num_threads(self.job.plan()["threads"])
+            threads = from_json(int, self.job.plan().get("threads"), self.job.folder)
+            check_that(0 < threads <= _MOST_THREADS, self.job.folder, "a number of threads")
+            torch.set_num_threads(threads)
         try:
             yield
         finally:
@@ -174,7 +190,7 @@ class _Builder:
 
     def _is_finished(self, store: Datastore) -> bool:
         """Tell whether this very command has been carried out, also if it was killed right after."""
-        just_done = self.job.started and self.job.plan()["append_to"] != store.checksum
+        just_done = self.job.started and self.job.plan().get("append_to") != store.checksum
         if just_done or not self.job.started:
             self.job.close()
         same = [segment for segment in store.manifest.segments if segment.plan == self.plan.identity]

@@ -69,7 +69,6 @@ class Datastore:
         columns = (file for shard in shards for file in shard.values())
         for file in (*columns, *(file for arrays in segments for file in arrays), *assign, self._probe):
             file.check()
-        check_files(self.path, manifest.files, _REMEDY)
         self._key_files = [shard["keys"] for shard in shards]
         self.values = _open_all(shard["values"] for shard in shards)
         self.origin = _open_all(shard["origin"] for shard in shards)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nearlm.base import FileInfo, Json, NearLMWarning, OptionError, StoreError, files, store_folder, to_json
+from nearlm.base import FileInfo, Json, NearLMWarning, OptionError, StoreError, files, from_json, store_folder, to_json
 from nearlm.base.arrays import Array, Ints, blocks
 from nearlm.base.jobs import Columns, Job, Pieces
 from nearlm.base.progress import Advance, Reporter
@@ -114,7 +114,7 @@ def derive(
             return _open_finished(layout, parent, step, reporter)
         asked = {"command": step.command, "options": to_json(step.options)}
         plan = {**asked, "parent": parent.checksum, "rests_on": prepare()}
-        begin_or_resume(job, "store", plan, _left(job), lambda begun: _change(begun, plan), reporter)
+        begin_or_resume(job, "store", plan, _left(job), lambda begun: _change(begun, plan, job.folder), reporter)
         try:
             made = work(Derivation(parent, layout, job, reporter))
         except OptionError:  # what cannot be done leaves nothing behind
@@ -173,9 +173,9 @@ def _left(job: Job) -> list[Path]:
     return [path for path in job.folder.parent.iterdir() if path not in (job.folder, job.folder.with_name(".lock"))]
 
 
-def _change(begun: Json, plan: Json) -> str | None:
+def _change(begun: Json, plan: Json, place: Path) -> str | None:
     """Say what differs between two plans, if anything does."""
-    old, new = (str(Step(each["command"], each["options"])) for each in (begun, plan))
+    old, new = (str(from_json(Step, each, place)) for each in (begun, plan))
     if old != new:
         return f"`{old}`, now `{new}`"
     return "the same options, but its parent or index has changed" if begun != plan else None

@@ -13,9 +13,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from nearlm.base import StoreError
+from nearlm.base import StoreError, files
 
 _LEAVES = (b"IxF2", b"IxFI", b"IxFl")  # plain vectors: they hold no other index
+_UNCHECKED = (b"INS", b"INN")  # NSG and NNDescent, which FAISS also makes and reads badly
 _NESTED = 16  # indexes in each other, at most
 _ROOM = 16  # times its file's size may an array take that FAISS reads from it
 _WHOLE = 1 << 62  # FAISS asks for an array at once
@@ -44,6 +45,33 @@ def read_linear(path: Path, d_in: int, d_out: int, remedy: str) -> Any:
         if not read.is_trained or read.A.size() != d_in * d_out or read.b.size() != d_out * read.have_bias:
             raise ValueError("a matrix of another size than its header says")
     return read
+
+
+def write_faiss_index(index: Any, path: Path) -> None:
+    """Replace a file by an index, whole or not at all."""
+    import faiss
+
+    with files.rewriting(path) as file:
+        faiss.write_index(index, _appending(file))
+
+
+def write_linear(transform: Any, path: Path) -> None:
+    """Replace a file by a linear transform, whole or not at all."""
+    import faiss
+
+    with files.rewriting(path) as file:
+        faiss.write_VectorTransform(transform, _appending(file))
+
+
+def _appending(file: BinaryIO) -> Any:
+    """Let FAISS write by way of `base.files`, whose errors name the file."""
+    import faiss
+
+    def append(data: bytes) -> int:
+        files.append(file, data)
+        return len(data)
+
+    return faiss.PyCallbackIOWriter(append)  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -79,7 +107,9 @@ class _Reader:
         data = self.file.read(count)
         if data == b"ilod":
             raise ValueError("its lists lie in another file")
-        self.indexes += count == 4 and data[:1] == b"I"
+        if count == 4 and data[:3] in _UNCHECKED:
+            raise ValueError("a graph of a kind that is not looked into; HNSW is")
+        self.indexes += count == 4 and data[:1] == b"I" and data.isalnum()  # no number, as of a link
         if self.indexes > _NESTED:
             raise ValueError("too many indexes in each other")
         self.lists = [data] if data == b"ilar" else [*self.lists[:5], data]

@@ -1,7 +1,6 @@
 """The folder that a store is written into: whether it may be, its lock, and what the disk refuses."""
 
 import contextlib
-import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +25,7 @@ def writing(folder: Path, job: Job) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, FileNotFoundError) or not _is_inside(error.filename, folder):
             raise
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        full = error.errno in files.FULL
         hint = "free some space and repeat the command: it resumes" if full else "choose another `out`"
         raise StoreError(f"cannot write to {error.filename or folder}: {error.strerror or error}; {hint}") from error
 

@@ -174,7 +174,7 @@ def open_writer(segment: Segment, framing: Framing, limit: int | None, state: Pr
         state = Progress()
         for array in arrays:
             files.write_bytes(array.path, files.npy_header(array.dtype, (0,)))
-    with open(segment.tokens, "r+b") as tokens, open(segment.docs, "r+b") as docs:
+    with files.opened(segment.tokens, "r+b") as tokens, files.opened(segment.docs, "r+b") as docs:
         tokens.seek(0, 2)
         docs.seek(0, 2)
         yield Writer(segment, framing, limit, state, tokens, docs)

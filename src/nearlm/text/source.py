@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
-from nearlm.base import OptionError
+from nearlm.base import OptionError, check_at_least
 from nearlm.text.corpus import Corpus
 
 
@@ -27,8 +27,7 @@ class TextSource:
     def __post_init__(self) -> None:
         if isinstance(self.text, str):
             object.__setattr__(self, "text", (self.text,))
-        if self.max_tokens is not None and self.max_tokens < 2:
-            raise OptionError(f"`max_tokens` is {self.max_tokens}, expected at least 2")
+        check_at_least(2, max_tokens=self.max_tokens)
 
     @classmethod
     def of(cls, text: "Texts") -> "TextSource":

@@ -1,0 +1,365 @@
+"""Every reader of a file that others may have written, and ways to change such files: for tests and benchmarks/fuzz.py.
+
+A reader is given a changed file. It must return, or raise a NearLMError; anything else is a defect.
+"""
+
+import contextlib
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nearlm.base import NearLMError, files
+
+ODD = [-1, 0, 1, 7, 1 << 31, 1 << 62, 1 << 70, 1e308, "", "x", "../x", "default", None, [], {}, [[]], True, "\x1b[2J"]
+
+
+class Stores:
+    """Sound stores to take files from: one as built, one merged and reduced, both with all that a store can hold."""
+
+    def __init__(self, folder: Path):
+        from calls import build, build_index, prune_store, reduce_store, tune
+        from nearlm.mixing import Gate, Training
+        from nearlm.model.lm import LM
+        from nearlm.search import Retriever
+        from tiny import make_llama, make_text, make_tokenizer
+
+        make_llama().save_pretrained(folder / "model")
+        make_tokenizer().save_pretrained(folder / "model")
+        (folder / "train.txt").write_text(make_text(150, seed=1))
+        (folder / "valid.txt").write_text(make_text(100, seed=2))
+        lm = LM.load(str(folder / "model"))
+        store = build(lm, str(folder / "train.txt"), folder / "store", window=64, quiet=True)
+        build_index(store, "IVF4,SQ8", nprobe=2, quiet=True)
+        build_index(store, "IVF8_HNSW4,Flat", name="graph", nprobe=2, quiet=True)
+        prune_store(store, "rank", folder / "ranked", keep=0.5, k=8, quiet=True)
+        merged = prune_store(store, "merge", folder / "merged", neighbors=4, quiet=True)
+        small = reduce_store(merged, 16, folder / "small", quiet=True)
+        build_index(small, "auto", quiet=True)
+        for made in (store, small):
+            tune(lm, Retriever(made), str(folder / "valid.txt"), k=16)
+            Gate.train(made, str(folder / "valid.txt"), lm, Training(epochs=1, features="all"))
+            optimize_note(made)
+        for name in ("model", "ranked", "merged"):
+            shutil.rmtree(folder / name)
+        self.folders = {name: folder / name for name in ("store", "small", "trace", "begun", "counted", "derived")}
+        write_trace(self.folders["trace"])
+        for name in ("begun", "counted"):
+            shutil.copytree(store.path, folder / name)
+        stop_at("nearlm.search.index_building.measure", lambda: use_index_job(self.folders["begun"]))
+        shutil.rmtree(self.folders["counted"] / "ngrams")
+        stop_at("nearlm.mixing.ngrams._Counting._finish", lambda: use_ngrams_job(self.folders["counted"]))
+        stop_at("nearlm.shrink.reduction.FileInfo.of", lambda: use_derive_job(self.folders["derived"]))
+
+
+def stop_at(place: str, work: Callable[[], None]) -> None:
+    """Stop some work where it calls something."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(place, stop)
+        work()
+
+
+def write_trace(folder: Path) -> None:
+    """Write a trace as the cache holds it."""
+    from nearlm.base import ArrayFile, FileInfo, write_record
+    from nearlm.mixing.traces import TraceInfo
+
+    folder.mkdir()
+    column = ArrayFile(folder / "logp.npy", np.dtype("float32"), (9,))
+    column.write(np.zeros(9))
+    write_record(folder / "trace.json", TraceInfo(9, FileInfo.by_name([column.path])))
+
+
+def optimize_note(store: Any) -> None:
+    """Write what `optimize` leaves in the store that it makes."""
+    from nearlm.base.records import to_json
+    from nearlm.optimizer.points import Choice, HeldOutTokens, Point, Setup
+    from nearlm.store import SearchSettings, write_defaults
+
+    write_defaults(store.layout, SearchSettings(index="default", gate="default", skip=0.2))
+    setup = Setup(len(store), store.dim, 1, 1, "Flat", SearchSettings(index="default", k=16))
+    point = Point("as it is", setup, 1.0, 3.0, 2.0, chosen=True)
+    choice = Choice(0.1, 10, 3.0, point, 2.1, HeldOutTokens(9, 3.0, 2.0, 3.0), [point], "why")
+    files.write_stamped(store.layout.optimized, {"plan": {"store": "a"}, "choice": to_json(choice)})
+
+
+def use_records(store: Path) -> None:
+    """Open a store and trace its records to their texts."""
+    from nearlm.store import Datastore
+
+    opened = Datastore.open(store)
+    for record in (0, 3, len(opened) - 1):
+        opened.trace(record)
+    opened.summary()
+    opened.document_bounds.sum()
+    opened.next_record(0)
+
+
+def use_keys(store: Path) -> None:
+    """Read keys, and take a query to their space."""
+    from nearlm.store import Datastore
+
+    opened = Datastore.open(store)
+    opened.project(np.zeros((2, opened.query_dim), np.float32))
+    opened.keys[0:4].sum()
+
+
+def use_probe(store: Path) -> None:
+    """Compare the probe's keys with others."""
+    from nearlm.store import Datastore
+
+    opened = Datastore.open(store)
+    ours = opened.manifest
+    opened.check_model(ours.model.fingerprint, opened._probe.open() * 1, ours.tokenizer.fingerprint, "x")
+
+
+def use_index(store: Path, name: str = "default") -> None:
+    """Open an index with its settings, and search in it."""
+    from nearlm.search import Retriever, read_settings, verify_index
+    from nearlm.store import Datastore
+
+    opened = Datastore.open(store)
+    verify_index(opened, name)
+    settings = read_settings(opened, name)
+    retriever = Retriever(opened, name)
+    queries = np.random.default_rng(0).normal(size=(5, opened.query_dim)).astype(np.float32)
+    retriever.search(queries, (settings and settings.k and min(settings.k, 64)) or 8)
+
+
+def use_neighbors(store: Path) -> None:
+    """Take the neighbours and ranks that are kept beside an index."""
+    from nearlm.base import QUIET
+    from nearlm.shrink import verify_neighbors
+    from nearlm.shrink.neighbors import saved_neighbors
+    from nearlm.store import Datastore
+
+    opened = Datastore.open(store)
+    verify_neighbors(opened, "default")
+    saved_neighbors(opened, "default", 4, QUIET)
+
+
+def use_gate(store: Path) -> None:
+    """Open a gate with its n-gram tables, and ask it."""
+    from nearlm.mixing import Gate, verify_gate, verify_ngrams
+    from nearlm.store import Datastore
+
+    opened = Datastore.open(store)
+    verify_gate(opened, "default")
+    verify_ngrams(opened)
+    gate = Gate.load(opened).at("auto").at(0.5)
+    count = np.random.default_rng(0)
+    contexts = count.integers(-1, 300, (6, 4)).astype(np.int32)
+    if gate.ngrams is not None:
+        gate.ngrams.look_up(contexts)
+    gate.warm_up()
+
+
+def use_defaults(store: Path) -> None:
+    """Resolve what is used when nothing is named."""
+    from nearlm.mixing import Memory
+    from nearlm.store import Datastore
+
+    repr(Memory.open(Datastore.open(store)))
+
+
+def use_optimized(store: Path) -> None:
+    """Read how a store was chosen."""
+    from nearlm.base import QUIET
+    from nearlm.optimizer.optimization import read_finished
+    from nearlm.store import Layout
+
+    read_finished(Layout(store), {"store": "a"}, QUIET).table()
+
+
+def use_trace(store: Path) -> None:
+    """Ask for a trace that is in the cache, which is made again if it is damaged."""
+    from nearlm.base import QUIET, ArrayFile
+    from nearlm.mixing.traces import is_sound
+
+    columns = {"logp": ArrayFile(store / "logp.npy", np.dtype("float32"), (9,))}
+    is_sound(store, columns, QUIET)
+
+
+def use_index_job(store: Path) -> None:
+    """Finish an index."""
+    from nearlm.search import build_index
+
+    build_index(store, "IVF4,SQ8", name="begun")
+
+
+def use_derive_job(store: Path) -> None:
+    """Finish a reduced store."""
+    from nearlm.shrink import ReduceOptions, reduce_store
+
+    reduce_store(store.parent / "store", ReduceOptions(8), store)
+
+
+def use_ngrams_job(store: Path) -> None:
+    """Finish n-gram tables."""
+    from nearlm.mixing.ngrams import build_ngrams
+    from nearlm.store import Datastore
+
+    build_ngrams(Datastore.open(store))
+
+
+READERS: dict[str, Callable[[Path], None]] = {  # the first pattern that a file's name has
+    "trace.json": use_trace,
+    "logp.npy": use_trace,
+    "index/begun/*": use_index_job,
+    "derive.job/*": use_derive_job,
+    "ngrams/ngrams.job/*": use_ngrams_job,
+    "manifest.json": use_records,
+    "defaults.json": use_defaults,
+    "optimize.json": use_optimized,
+    "index/*/neighbors.*": use_neighbors,
+    "index/*/ranks.*": use_neighbors,
+    "index/graph/*": partial(use_index, name="graph"),
+    "index/*": use_index,
+    "gate/*": use_gate,
+    "ngrams/*": use_gate,
+    "keys-*": use_keys,
+    "transform.faiss": use_keys,
+    "probe.npy": use_probe,
+    "*": use_records,
+}
+
+
+def reader_of(name: str) -> Callable[[Path], None]:
+    return next(read for pattern, read in READERS.items() if fnmatch(name, pattern))
+
+
+def files_of(store: Path) -> list[str]:
+    """List all files of a store, as seen from it, or those of its unfinished job."""
+    found = [path for path in sorted(store.rglob("*")) if path.is_file() and path.name != ".lock"]
+    names = [path.relative_to(store).as_posix() for path in found]
+    return [name for name in names if ".job/" in name] or names
+
+
+def change_json(data: bytes, choice: random.Random) -> bytes:
+    """Change one value somewhere in a JSON file, or leave it out."""
+    whole = json.loads(data)
+    places = [place for place in leaves(whole) if place[1] != "checksum"]
+    holder, key = choice.choice(places)
+    if isinstance(holder, dict) and choice.random() < 0.2:
+        del holder[key]
+    else:
+        holder[key] = choice.choice([*ODD, holder[key], [holder[key]], {"x": holder[key]}])
+    return json.dumps(whole).encode()
+
+
+def change_bytes(data: bytes, choice: random.Random) -> bytes:
+    """Flip, cut out, double, overwrite or append some bytes."""
+    changed = bytearray(data)
+    for _ in range(choice.choice([1, 1, 2, 8])):
+        at = choice.randrange(len(changed) + 1)
+        near = choice.choice([at, min(at, 200)])  # headers are at the beginning
+        size = choice.choice([1, 4, 8, 64])
+        way = choice.randrange(5)
+        if way == 0 and near < len(changed):
+            changed[near] ^= 1 << choice.randrange(8)
+        elif way == 1:
+            del changed[near : near + size]
+        elif way == 2:
+            changed[near:near] = changed[near : near + size]
+        elif way == 3:
+            changed[near : near + size] = choice.choice([bytes(size), b"\xff" * size, choice.randbytes(size)])
+        else:
+            changed += choice.randbytes(size)
+    return bytes(changed)
+
+
+def change_numbers(data: bytes, choice: random.Random) -> bytes:
+    """Change some numbers of an array, not its header."""
+    array = np.frombuffer(bytearray(data[files.NPY_HEADER :]), _dtype(data))
+    for _ in range(choice.choice([1, 1, 8])):
+        if array.dtype.kind == "f":
+            wrong = choice.choice([np.inf, -np.inf, np.nan, 6e4, 0])
+        else:
+            limits = np.iinfo(array.dtype)
+            wrong = choice.choice([limits.min, limits.max, -1, 0, min(12345, limits.max), limits.max // 2])
+        array[choice.randrange(len(array))] = wrong
+    return data[: files.NPY_HEADER] + array.tobytes()
+
+
+def _dtype(data: bytes) -> np.dtype[Any]:
+    header = data[: files.NPY_HEADER].decode("latin-1")
+    return np.dtype(header.split("'descr': '")[1].split("'")[0])
+
+
+def change(name: str, data: bytes, choice: random.Random) -> bytes:
+    """Change a file in a way that its kind allows."""
+    ways = [change_bytes]
+    if name.endswith(".json") and data.strip().startswith(b"{"):
+        ways = [change_json, change_json, change_json, change_bytes]
+    elif name.endswith(".npy"):
+        ways = [change_bytes, change_numbers]
+    return choice.choice(ways)(data, choice)
+
+
+def leaves(whole: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield every place in a JSON value: what holds it, and its name or number there."""
+    items = whole.items() if isinstance(whole, dict) else enumerate(whole)
+    for key, one in list(items):
+        yield whole, key
+        if isinstance(one, dict | list):
+            yield from leaves(one)
+
+
+def restamp(store: Path) -> None:
+    """Make every checksum right again, as somebody would who means harm."""
+    manifest = store / "manifest.json"
+    others = sorted(path for path in store.rglob("*.json") if path != manifest and path.parent.name != "tokenizer")
+    old = read(manifest).get("checksum") if isinstance(read(manifest), dict) else None
+    for path in (*others, manifest, *others):
+        whole = read(path)
+        if not isinstance(whole, dict) or "checksum" not in whole:
+            continue
+        _restamp_listed(path.parent, whole)
+        new = read(manifest).get("checksum") if isinstance(read(manifest), dict) else None
+        text = json.dumps(whole, ensure_ascii=False)
+        if isinstance(old, str) and isinstance(new, str) and path != manifest:
+            text = text.replace(old, new)
+        files.write_stamped(path, json.loads(text))
+
+
+def _restamp_listed(folder: Path, whole: dict[str, Any]) -> None:
+    listed = whole.get("files")
+    described = dict(listed) if isinstance(listed, dict) else {}
+    for name in ("neighbors", "ranks"):  # of which `file` tells
+        if isinstance(whole.get("file"), dict) and isinstance(whole.get("of"), dict):
+            described[f"{name}.npy"] = whole["file"] if ("count_self" in whole["of"]) == (name == "ranks") else None
+    for name, one in described.items():
+        place = folder / str(name)
+        if isinstance(one, dict) and place.is_file():
+            one["bytes"], one["sha256"] = place.stat().st_size, files.checksum(place)
+
+
+def read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def attempt(store: Path, name: str, choice: random.Random, *, hostile: bool = True) -> str:
+    """Change one file of a store, which stays so, and read it; return `read` or what it was refused with."""
+    path = store / name
+    path.write_bytes(change(name, path.read_bytes(), choice))
+    if hostile:
+        restamp(store)
+    try:
+        reader_of(name)(store)
+    except NearLMError as error:
+        return str(error)
+    return "read"
