@@ -97,8 +97,8 @@ def rows(tmp_path_factory) -> Path:
     return folder
 
 
-def run_build(lm, rows: Path, out: Path) -> Datastore:
-    return build(lm, str(rows / "rows.jsonl"), out, quiet=True, window=8, batch_tokens=16, shard_records=44)
+def run_build(lm, rows: Path, out: Path, **keys) -> Datastore:
+    return build(lm, str(rows / "rows.jsonl"), out, quiet=True, window=8, batch_tokens=16, shard_records=44, **keys)
 
 
 def run_append(lm, rows: Path, out: Path) -> Datastore:
@@ -167,6 +167,47 @@ def test_an_append_goes_on_from_every_point_and_the_old_store_stays_readable(lm,
         with doomed(0):
             run_append(lm, rows, out)
         assert tree(out) == whole.appended, where
+        shutil.rmtree(out)
+
+
+def test_a_build_without_keys_goes_on_from_every_point(lm, rows, tmp_path):
+    with doomed(0) as whole:
+        run_build(lm, rows, tmp_path / "whole", keys="none")
+    for at, torn in points(whole.calls):
+        out = tmp_path / "store"
+        with doomed(at, torn):
+            run_build(lm, rows, out, keys="none")
+        with doomed(0):
+            run_build(lm, rows, out, keys="none")
+        assert tree(out) == tree(tmp_path / "whole"), f"stopped at change {at} ({whole.calls[at - 1]}, torn: {torn})"
+        shutil.rmtree(out)
+
+
+def test_adding_keys_goes_on_from_every_point_and_the_text_stays_usable(lm, rows, whole, tmp_path):
+    """It ends in the files of a build and an append with keys from the start; the manifest says the same."""
+    bare = tmp_path / "bare"
+    with doomed(0):
+        run_build(lm, rows, bare, keys="none")
+        run_append(lm, rows, bare)
+        shutil.copytree(bare, tmp_path / "filled")
+    with doomed(0) as filling:
+        run_build(lm, rows, tmp_path / "filled")
+    filled = tree(tmp_path / "filled")
+    other = {name for name in filled if name != "manifest.json"}
+    assert {name: filled[name] for name in other} == {name: whole.appended[name] for name in other}
+    assert json.loads(filled["manifest.json"]) == json.loads(whole.appended["manifest.json"])
+    checksums = {Datastore.open(path).checksum for path in (bare, tmp_path / "filled")}
+    for at, torn in points(filling.calls):
+        out = Path(shutil.copytree(bare, tmp_path / "store"))
+        with doomed(at, torn):
+            run_build(lm, rows, out)
+        where = f"stopped at change {at} ({filling.calls[at - 1]}, torn: {torn})"
+        store = Datastore.open(out)
+        store.verify()
+        assert store.checksum in checksums, where
+        with doomed(0):
+            run_build(lm, rows, out)
+        assert tree(out) == filled, where
         shutil.rmtree(out)
 
 

@@ -549,3 +549,70 @@ def test_documents_begin_as_the_tokenizer_begins_a_text_and_old_stores_stay_as_t
         build(lm, first, tmp_path / "old", quiet=True, append=True, bos=False)
     with pytest.raises(StoreError, match="made with other options"):
         build(lm, first, tmp_path / "without", quiet=True, bos=True)
+
+
+def test_without_keys_a_build_keeps_the_text_alone(make, tmp_path, capsys):
+    bare = make("bare", keys="none")
+    whole = make("whole", keys="all")
+    assert (bare.manifest.format, whole.manifest.format) == (2, 1)
+    assert not list((tmp_path / "bare").glob("keys-*")) and len(bare) == 0
+    np.testing.assert_array_equal(bare.tokens[:], whole.tokens[:])
+    np.testing.assert_array_equal(bare.document_bounds, whole.document_bounds)
+    before = everything(tmp_path / "bare")
+    make("bare", keys="none")
+    make("whole", keys="none")  # it has keys already, and keeps them
+    assert everything(tmp_path / "bare") == before and len(Datastore.open(tmp_path / "whole")) == len(whole)
+
+
+def test_keys_are_added_later_to_every_segment_to_the_same_bytes(make, lm, tmp_path, text_folder):
+    more = tmp_path / "more.txt"
+    more.write_text(make_text(90, seed=31))
+    how = {"shard_records": 100, "batch_tokens": 64, "stride": 20}
+    for out, first in (("bare", {"keys": "none"}), ("whole", {})):
+        make(out, **how, **first)
+        build(lm, str(more), tmp_path / out, quiet=True, append=True, shard_records=100, batch_tokens=64)
+    assert len(Datastore.open(tmp_path / "bare")) == 0
+    bare = Datastore.open(tmp_path / "bare")
+    filled = make("bare", **how)
+    whole = Datastore.open(tmp_path / "whole")
+    assert len(whole.manifest.shards) > 3 and len(whole.manifest.segments) == 2
+    assert record_files(tmp_path / "bare") == record_files(tmp_path / "whole")
+    assert filled.checksum == whole.checksum != bare.checksum  # the manifests say the same
+    assert len(make("bare", **how)) == len(filled)
+    again = build(lm, str(more), tmp_path / "bare", quiet=True, append=True, shard_records=100, batch_tokens=64)
+    assert again.checksum == filled.checksum  # this append has been carried out
+
+
+def test_text_that_was_piped_in_gets_its_keys_without_being_read_again(lm, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(make_text(50).encode())))
+    build(lm, "-", tmp_path / "bare", quiet=True, window=32, keys="none")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    filled = build(lm, "-", tmp_path / "bare", quiet=True, window=32)
+    assert len(filled) == len(filled.tokens) - 1
+
+
+def test_keys_are_added_by_the_command_that_made_the_text(make, lm, tmp_path, text_folder, monkeypatch):
+    make("bare", keys="none")
+    with pytest.raises(StoreError, match="made with other options"):
+        make("bare", window=16)
+    with pytest.raises(OptionError, match="`keys` is all, but the store was built with none; leave it out"):
+        make("bare", append=True, keys="all")
+    with pytest.raises(OptionError, match="`keys` is none, but the store was built with all; leave it out"):
+        make("whole") and make("whole", append=True, keys="none")
+    (text_folder / "new.txt").write_text("the licence grants rights")
+    with pytest.raises(StoreError, match="its text has changed since"):
+        make("bare")
+
+
+def test_an_unfinished_adding_of_keys_keeps_others_out_and_can_be_thrown_away(make, tmp_path, monkeypatch):
+    bare = make(keys="none", batch_tokens=64)
+    interrupt(monkeypatch, make)
+    assert Datastore.open(tmp_path / "store").checksum == bare.checksum and bare.summary()["unfinished_append"]
+    make(keys="none", batch_tokens=64)  # complete already
+    with pytest.raises(StoreError, match="the unfinished build in .* was begun with another options"):
+        make(append=True, batch_tokens=64)
+    with pytest.raises(StoreError, match="throws away unfinished ones only"):
+        make(keys="none", batch_tokens=64, restart=True)
+    filled = make(batch_tokens=64, restart=True)
+    whole = make("whole", batch_tokens=64)
+    assert record_files(tmp_path / "store") == record_files(tmp_path / "whole") and len(filled) == len(whole)

@@ -370,3 +370,19 @@ def test_names_of_sources_that_cannot_be_read_are_one_of_our_errors(content: dic
     files.write_stamped(store / "manifest.json", listed)
     with pytest.raises(StoreError, match=r"docs-00000\.(npy|json) .*(restore it|make it again)"):
         Datastore.open(store).context_of(0)
+
+
+def test_a_store_without_keys_is_open_but_empty(make, tmp_path: Path):
+    store = make(keys="none")
+    assert store and len(store) == 0 and store.keys.shape == (0, 32) and store.keys.dtype == np.float16
+    assert store.values.shape == store.origin.shape == store.weights.shape == (0,)
+    assert store.record_at(1) == -1 and len(store.tokens) == store.manifest.tokens > 0
+    assert store.summary()["bytes_per_record"] is None and "without keys" in repr(store)
+    store.verify()
+    with pytest.raises(
+        StoreError, match=r"store has no keys, only its text; add them with: nearlm build .*keys='none'"
+    ):
+        store.trace(0)
+    with pytest.raises(StoreError, match="has no keys"):
+        store.need_keys()
+    make("whole").need_keys()

@@ -15,8 +15,8 @@ from nearlm.store.datastore import Datastore
 
 def test_a_manifest_from_a_newer_format_asks_for_an_upgrade(store: Path):
     manifest = files.read_json(store / "manifest.json")
-    files.write_stamped(store / "manifest.json", {**manifest, "format": 2, "something": "new"})
-    with pytest.raises(StoreError, match=r"has format 2, this nearlm reads up to 1; upgrade nearlm"):
+    files.write_stamped(store / "manifest.json", {**manifest, "format": 3, "something": "new"})
+    with pytest.raises(StoreError, match=r"has format 3, this nearlm reads up to 2; upgrade nearlm"):
         Datastore.open(store)
     (store / "manifest.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(StoreError, match=r"has format 99"):
@@ -164,3 +164,15 @@ def test_links_out_of_a_store_are_not_followed(place: str, store: Path, tmp_path
     path.symlink_to(elsewhere)
     with pytest.raises(StoreError, match=f"{place} is a link that leads out of"):
         Datastore.open(store)
+
+
+def test_no_shards_are_those_of_a_store_without_keys_alone(store: Path):
+    manifest = files.read_json(store / "manifest.json")
+    kept = {name: file for name, file in manifest["files"].items() if not name.startswith(("keys", "values", "origin"))}
+    bare = {**manifest, "format": 2, "records": 0, "shards": [], "files": kept}
+    files.write_stamped(store / "manifest.json", bare)
+    assert len(Datastore.open(store)) == 0
+    for wrong in ({"format": 1}, {"records": 5}, {"shards": [{"records": 0}]}, {"tokens": 1}):
+        files.write_stamped(store / "manifest.json", {**bare, **wrong})
+        with pytest.raises(StoreError, match="do not add up"):
+            Datastore.open(store)

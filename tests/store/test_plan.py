@@ -81,3 +81,15 @@ def test_a_difference_is_narrowed_down_to_the_first_entry():
     assert difference({"a": 1, "b": 2}, {"a": 1, "b": 3}) == ("b=2", "b=3")
     assert difference({}, {"a": 1}) == ("a=None", "a=1")
     assert difference("x", "y") == ("x", "y")
+
+
+def test_a_plan_without_keys_asks_for_the_same_records(lm):
+    plan = made_plan(lm)
+    assert "keys" not in plan.to_json()["options"]  # as in plans from before there was a choice
+    bare = dataclasses.replace(plan, options=BuildOptions(window=8, keys="none").resolve_options(lm, None))
+    assert bare.to_json()["options"]["keys"] == "none"
+    assert bare.identity == plan.identity
+    assert BuildOptions(keys="all").resolve_options(lm, None).keys is None
+    assert difference(bare.to_json()["options"], plan.to_json()["options"]) == ("keys=none", "keys=None")
+    with pytest.raises(OptionError, match="`keys` is 'some', expected all or none"):
+        BuildOptions(keys="some")

@@ -11,7 +11,7 @@ import torch
 from nearlm.base import (
     QUIET,
     FileInfo,
-    Int32s,
+    Ints,
     Json,
     OptionError,
     Reporter,
@@ -26,10 +26,10 @@ from nearlm.model import FFN, ModelSpec
 from nearlm.model.lm import LM
 from nearlm.store.datastore import Datastore
 from nearlm.store.layout import Layout
-from nearlm.store.manifest import FORMAT, Manifest, SegmentInfo, ShardInfo, TokenizerInfo
+from nearlm.store.manifest import FORMAT, WITHOUT_KEYS, Manifest, SegmentInfo, ShardInfo, TokenizerInfo
 from nearlm.store.model_files import describe_model, save_model
 from nearlm.store.plan import BuildOptions, BuildPlan, difference
-from nearlm.store.shards import ShardWriter, estimate_time
+from nearlm.store.shards import Run, estimate_time, plan_writers
 from nearlm.store.writing import announce_needs, begin_or_resume, finish, throw_away, writing
 from nearlm.text import (
     Framing,
@@ -42,7 +42,6 @@ from nearlm.text import (
     check_predictable,
     document_bounds,
     finished_stream,
-    plan_shards,
     plan_windows,
     read_checksums,
     tokenise,
@@ -69,7 +68,8 @@ def build(
             `append`: the store's own.
         text: Names of files, folders, globs and corpora, or a `TextSource`.
         out: Folder of the store to make, or `cache:NAME`.
-        options: How the text becomes records; with `append` as the store's own.
+        options: How the text becomes records; with `append` as the store's own. A store that was built with
+            `keys="none"` gets its keys by the same call without that, and can be used meanwhile.
         append: Add the text to a finished store.
         restart: Throw an unfinished build away first. Without it, the same call resumes where it stopped.
         reporter: Whom to tell of the progress.
@@ -110,9 +110,11 @@ class _Builder:
             self.lm = self._load(model)
             self.plan = self._make_plan()
             if self.store is not None and self._is_finished(self.store):
-                self.reporter.say(f"{self.folder} is complete already: {len(self.store):,} records")
+                self.reporter.say(f"{self.folder} is complete already: {self.store.contents}")
                 return self.store
             begin_or_resume(self.job, "build", self.plan.to_json(), self._left(), self._change, self.reporter)
+            if self.store is not None and not self.append:
+                return self._add_keys(self.store)
             return self._work()
 
     def _check_state(self, restart: bool) -> None:
@@ -124,7 +126,12 @@ class _Builder:
                 "append to that one and make this one again, or choose another `out`"
             )
         if restart:
-            throw_away(self.job, self._left(), finished=self.old is not None and not self.append)
+            unfinished = self.old is None or self.append or self._lacks_keys(self.old)
+            throw_away(self.job, self._left(), finished=not unfinished)
+
+    def _lacks_keys(self, manifest: Manifest) -> bool:
+        """Tell whether keys are wanted that a store of text alone does not have."""
+        return self.options.wants_keys and not self.append and not manifest.records
 
     def _left(self) -> list[Path]:
         """List what an unfinished build or append has left."""
@@ -198,9 +205,9 @@ class _Builder:
             return False
         if self.corpus.repeatable:
             if any(self._has_text_of(segment) for segment in same):
-                return True
+                return not self._lacks_keys(store.manifest)
         elif same and (just_done or not self.append):  # what was piped in then cannot be compared with what is now
-            return True
+            return not self._lacks_keys(store.manifest)
         if self.append:
             return False
         what = "finished, but its text has changed since" if same else "a finished store, made with other options"
@@ -230,14 +237,29 @@ class _Builder:
             check_not_empty(stream, self.corpus.texts)
         stream.warn(self.reporter)
         tokens, docs = segment.arrays(stream.tokens, stream.documents)
-        options = self.plan.options
-        assert options.window and options.stride
-        bounds = document_bounds(docs.open(), stream.tokens)
-        windows = plan_windows(bounds, options.window, options.stride, bool(options.pack))
+        windows = self._windows(document_bounds(docs.open(), stream.tokens))
         with self._nothing_left():
             check_predictable(windows, self.corpus.texts)
-        self._announce(stream, windows)
-        return self._finish(segment, stream, self._extract(tokens.open(), windows))
+        shards: Shards = []
+        if self.plan.options.wants_keys:
+            run = Run(tokens.open(), windows, self.old.tokens if self.old else 0)
+            shards = self._extract([run], stream.documents)
+        return self._finish(self._grow(self.old or self._empty_manifest(), segment, stream), shards)
+
+    def _add_keys(self, store: Datastore) -> Datastore:
+        """Make the records of a store of text alone, which stays as it is until all are there."""
+        bounds = store.document_bounds
+        runs = []
+        for base, tokens in store.tokens.parts():
+            inside = bounds[np.searchsorted(bounds, base) : np.searchsorted(bounds, base + len(tokens)) + 1]
+            runs.append(Run(tokens, self._windows(inside - base), base))
+        shards = self._extract(runs, store.manifest.documents)
+        return self._finish(replace(store.manifest, format=FORMAT), shards)
+
+    def _windows(self, bounds: Ints) -> Windows:
+        options = self.plan.options
+        assert options.window and options.stride
+        return plan_windows(bounds, options.window, options.stride, bool(options.pack))
 
     @contextlib.contextmanager
     def _nothing_left(self, unless: bool = False) -> Iterator[None]:
@@ -249,59 +271,65 @@ class _Builder:
                 self.job.discard(self._left())
             raise
 
-    def _announce(self, stream: TokenStream, windows: Windows) -> None:
+    def _announce(self, runs: list[Run], documents: int) -> None:
         """Say what the build will need, and refuse it if the disk cannot hold it."""
         options = self.plan.options
         width = np.dtype(options.key_dtype).itemsize
-        disk = windows.records * (self.lm.dim * width + 12) + 4 * stream.tokens
+        tokens = sum(len(run.tokens) for run in runs)
+        records = sum(run.windows.records for run in runs)
+        disk = records * (self.lm.dim * width + 12) + 4 * tokens
         weights = sum(value.nbytes for value in self.lm.model.state_dict().values())
         work = int(options.batch_tokens or 1) * self.lm.dim * 4 * 40
         old = self.old.files if self.old else {}
         self.reporter.say(
-            f"{stream.tokens:,} tokens in {stream.documents:,} documents → {windows.records:,} records of "
+            f"{tokens:,} tokens in {documents:,} documents → {records:,} records of "
             f"{self.lm.dim} {options.key_dtype} (tap: {self.lm.tap.path})"
         )
         made = [path for path in self.folder.glob("*.npy") if path.name not in old]
         remedy = "free some, or lower `max_tokens`"
         announce_needs(made, disk, weights + work + 3e8, self.reporter, self.folder, remedy)
 
-    def _extract(self, tokens: Int32s, windows: Windows) -> Shards:
+    def _extract(self, runs: list[Run], documents: int) -> Shards:
         """Run the LM over all windows and return each shard's records and files."""
+        self._announce(runs, documents)
         first = len(self.old.shards) if self.old else 0
-        base = self.old.tokens if self.old else 0
-        writers = [
-            ShardWriter(self.layout, first + i, self.lm, windows[run], tokens, base, self.plan.options)
-            for i, run in enumerate(plan_shards(windows, self.plan.options.shard_records))
-        ]
-        total = int(windows.inputs.sum())
+        writers = plan_writers(self.layout, first, self.lm, runs, self.plan.options)
+        total = sum(int(run.windows.inputs.sum()) for run in runs)
         ahead = sum(writer.count_done(self.job) for writer in writers)
         with self.reporter.bar("building", total, "tokens", ahead) as advance:
             tick = estimate_time(self.reporter, advance, total - ahead)
             return [(writer.windows.records, writer.fill(self.job, tick)) for writer in writers]
 
-    def _finish(self, segment: Segment, stream: TokenStream, shards: Shards) -> Datastore:
-        manifest = self.old or self._empty_manifest()
+    def _grow(self, manifest: Manifest, segment: Segment, stream: TokenStream) -> Manifest:
+        """Add a token stream to what a store holds."""
         counts = (stream.read, stream.tokens, stream.documents)
         added = SegmentInfo(self.corpus.labels, stream.sha256, *counts, self.plan.identity)
-        listed = {**manifest.files, **FileInfo.by_name(segment.files)}
-        for _, made in shards:
-            listed |= made
-        grown = replace(
+        return replace(
             manifest,
             tokens=manifest.tokens + stream.tokens,
             documents=manifest.documents + stream.documents,
-            records=manifest.records + sum(records for records, _ in shards),
             segments=[*manifest.segments, added],
+            files={**manifest.files, **FileInfo.by_name(segment.files)},
+        )
+
+    def _finish(self, manifest: Manifest, shards: Shards) -> Datastore:
+        """Add shards to what a store holds, and make it the store."""
+        listed = dict(manifest.files)
+        for _, made in shards:
+            listed |= made
+        whole = replace(
+            manifest,
+            records=manifest.records + sum(records for records, _ in shards),
             shards=[*manifest.shards, *(ShardInfo(records) for records, _ in shards)],
             files=listed,
         )
-        return finish(self.folder, grown, self.job, self.reporter)
+        return finish(self.folder, whole, self.job, self.reporter)
 
     def _empty_manifest(self) -> Manifest:
         options = self.plan.options
         assert options.key_dtype and options.window and options.stride and options.separator is not None
         return Manifest(
-            format=FORMAT,
+            format=FORMAT if options.wants_keys else WITHOUT_KEYS,
             model=describe_model(self.lm, self.fingerprint, self.folder),
             tokenizer=TokenizerInfo(self.tokenizer_fingerprint),
             key_tap=self.lm.tap.path,

@@ -69,14 +69,21 @@ class Datastore:
         columns = (file for shard in shards for file in shard.values())
         for file in (*columns, *(file for arrays in segments for file in arrays), *assign, self._probe):
             file.check()
-        self._key_files = [shard["keys"] for shard in shards]
-        self.values = _open_all(shard["values"] for shard in shards)
-        self.origin = _open_all(shard["origin"] for shard in shards)
-        self.weights = _open_all(shard["weights"] for shard in shards) if self.weighted else _ones(self.values)
+        self._shards = shards
+        self.values = self._open_column("values")
+        self.origin = self._open_column("origin")
+        self.weights = self._open_column("weights") if self.weighted else _ones(self.values)
         self.assign = assign[0].open() if assign else None
         self.tokens = _open_all(tokens for tokens, _ in segments)
         self._docs = [docs.open() for _, docs in segments]
         check_before_use(self.path, self._listed(keys=False), _REMEDY, self._check_contents)
+
+    def _open_column(self, name: str) -> ShardedArray:
+        """Map one array of all shards; without any it is empty."""
+        if self._shards:
+            return _open_all(shard[name] for shard in self._shards)
+        empty = self.layout.shard(0, 0, self.dim, self.manifest.key_dtype, self.weighted)[name]
+        return ShardedArray([np.empty(empty.shape, empty.dtype)])
 
     def _check_contents(self) -> None:
         check_records(self)
@@ -90,7 +97,7 @@ class Datastore:
     def keys(self) -> ShardedArray:
         """The keys; searches in an index need none, so that these largest files are checked when they are asked for."""
         check_before_use(self.path, self._listed(keys=True), _REMEDY)
-        return _open_all(iter(self._key_files))
+        return self._open_column("keys")
 
     @classmethod
     def open(cls, path: "AnyStore") -> "Datastore":
@@ -107,8 +114,22 @@ class Datastore:
     def __len__(self) -> int:
         return len(self.values)
 
+    def __bool__(self) -> bool:
+        return True  # a store without keys, whose length is 0, is a store
+
+    @property
+    def contents(self) -> str:
+        """What there is in it, in a few words."""
+        return f"{len(self):,} records" if len(self) else f"{len(self.tokens):,} tokens without keys"
+
+    def need_keys(self) -> None:
+        """Refuse a store of text alone."""
+        if not len(self):
+            command = f"nearlm build `text=…` `out={self.path}`, as it was built but without `keys='none'`"
+            raise StoreError(f"{self.path} has no keys, only its text; add them with: {command}")
+
     def __repr__(self) -> str:
-        keys = f"{len(self):,} records of {self.dim} {self.manifest.key_dtype}"
+        keys = f"{len(self):,} records of {self.dim} {self.manifest.key_dtype}" if len(self) else "text without keys"
         return f"Datastore({str(self.path)!r}: {keys} by {self.manifest.model.name}, indexes: {self.indexes})"
 
     @property
@@ -198,6 +219,7 @@ class Datastore:
 
     def context_of(self, record: int, before: int = 40) -> Context:
         """Trace a record to its text: up to `before` tokens of its document in front of the target."""
+        self.need_keys()
         if not -len(self) <= record < len(self):
             raise StoreError(f"record {record} does not exist; {self.path} has records 0 to {len(self) - 1}")
         position = int(self.origin[record])
@@ -213,7 +235,7 @@ class Datastore:
         if self.assign is not None:
             return int(self.assign[position])
         for first, origin in self.origin.parts():
-            if position <= origin[-1]:
+            if len(origin) and position <= origin[-1]:
                 row = int(np.searchsorted(origin, position))
                 return first + row if origin[row] == position else -1
         return -1
@@ -251,7 +273,7 @@ class Datastore:
             "defaults": {name: getattr(self.defaults, name) for name in ("index", "mixture", "gate", "skip")},
             "shards": len(manifest.shards),
             "bytes": self.bytes,
-            "bytes_per_record": round(self.bytes / len(self)),
+            "bytes_per_record": round(self.bytes / len(self)) if len(self) else None,
             "unfinished_append": self.layout.build_job.started,
             "weighted": self.weighted,
             "parent": manifest.parent and manifest.parent.name,

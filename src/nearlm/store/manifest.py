@@ -8,6 +8,7 @@ from nearlm.base import FileInfo, Json, StoreError, check_names, files, read_rec
 from nearlm.store.layout import KEY_DTYPES, Layout, is_plain
 
 FORMAT = 1
+WITHOUT_KEYS = 2  # of a store of text alone: versions that need keys ask for an upgrade
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,8 @@ def read_manifest(folder: Path) -> Manifest:
         name = layout.manifest.name
         raise StoreError(f"{folder} has no {name}, so it is not a store; expected a folder made by `nearlm build`")
     version = files.read_json(layout.manifest).get("format")
-    if isinstance(version, int) and version > FORMAT:
-        raise StoreError(f"{folder} has format {version}, this nearlm reads up to {FORMAT}; upgrade nearlm")
+    if isinstance(version, int) and version > WITHOUT_KEYS:
+        raise StoreError(f"{folder} has format {version}, this nearlm reads up to {WITHOUT_KEYS}; upgrade nearlm")
     manifest = read_record(Manifest, layout.manifest)
     _check(manifest, layout)
     return manifest
@@ -139,11 +140,9 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _check(manifest: Manifest, layout: Layout) -> None:
     """Refuse counts that do not add up, and any file that is none of this store's."""
-    parts: list[tuple[list[Any], str]] = [
-        (manifest.segments, "tokens"),
-        (manifest.segments, "documents"),
-        (manifest.shards, "records"),
-    ]
+    parts: list[tuple[list[Any], str]] = [(manifest.segments, "tokens"), (manifest.segments, "documents")]
+    if manifest.shards or manifest.records or manifest.format != WITHOUT_KEYS:
+        parts.append((manifest.shards, "records"))
     for several, name in parts:
         counts = [getattr(part, name) for part in several]
         if min(counts, default=0) < 1 or sum(counts) != getattr(manifest, name):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 WINDOW = 512
 SHARD_RECORDS = 1 << 18
 BATCH_TOKENS = {"cpu": 2048, "cuda": 32768}
+ALL_KEYS, NO_KEYS = "all", "none"
 _MACHINE = ("append_to", "probe", "torch", "threads")
 
 
@@ -35,6 +36,8 @@ class BuildOptions:
     """Tokens in a batch of windows. [default: 2048, on a GPU 32768]"""
     shard_records: int = SHARD_RECORDS
     """Records in a file."""
+    keys: str | None = None
+    """all, or none for a store of the text alone, in seconds; `build` without it adds the keys later. [default: all]"""
     key_dtype: str | None = None
     """Precision of the context vectors: float16 or float32. [default: float16]"""
     key_tap: str | None = None
@@ -45,6 +48,13 @@ class BuildOptions:
         check_at_least(1, **{name: getattr(self, name) for name in counts})
         if self.key_dtype not in (None, *KEY_DTYPES):
             raise OptionError(f"`key_dtype` is {self.key_dtype!r}, expected one of {', '.join(KEY_DTYPES)}")
+        if self.keys not in (None, ALL_KEYS, NO_KEYS):
+            raise OptionError(f"`keys` is {self.keys!r}, expected {ALL_KEYS} or {NO_KEYS}")
+
+    @property
+    def wants_keys(self) -> bool:
+        """Whether records are made, not the token stream alone."""
+        return self.keys != NO_KEYS
 
     def resolve_options(self, lm: "LM", appended: Manifest | None) -> "BuildOptions":
         """Fill in the defaults, or for an append what the store's manifest says, and check the whole."""
@@ -64,6 +74,7 @@ class BuildOptions:
             separator="eos" if options.separator is None else options.separator,
             batch_tokens=options.batch_tokens or BATCH_TOKENS.get(lm.device.type, 8192),
             key_dtype=options.key_dtype or "float16",
+            keys=None if options.wants_keys else NO_KEYS,
         )
 
     def _inherit(self, manifest: Manifest) -> "BuildOptions":
@@ -72,6 +83,7 @@ class BuildOptions:
             name: getattr(manifest, name) for name in ("window", "stride", "pack", "key_dtype", "key_tap")
         }
         stored["separator"] = manifest.separator_option
+        stored["keys"] = ALL_KEYS if manifest.records else NO_KEYS
         if self.bos is not None:
             stored["bos"] = bool(manifest.bos)
         for name, value in stored.items():
@@ -107,18 +119,21 @@ class BuildPlan:
         plan["options"]["max_tokens"] = plan.pop("max_tokens")
         if self.options.bos is None:  # as in plans from before there was a choice
             del plan["options"]["bos"]
+        if self.options.wants_keys:  # likewise
+            del plan["options"]["keys"]
         return plan
 
     @property
     def identity(self) -> str:
-        """A hash of what was requested, whatever the machine."""
-        return canonical_hash({name: value for name, value in self.to_json().items() if name not in _MACHINE})
+        """A hash of what was requested, whatever the machine, and whether with keys or, for now, without."""
+        plan = replace(self, options=replace(self.options, keys=None)).to_json()
+        return canonical_hash({name: value for name, value in plan.items() if name not in _MACHINE})
 
 
 def difference(old: Any, new: Any) -> tuple[Any, Any]:
     """Narrow two unequal values down to their first differing entries."""
     if isinstance(old, dict) and isinstance(new, dict):
-        for name in new:
-            if old.get(name) != new[name]:
-                return f"{name}={old.get(name)}", f"{name}={new[name]}"
+        for name in {**new, **old}:
+            if old.get(name) != new.get(name):
+                return f"{name}={old.get(name)}", f"{name}={new.get(name)}"
     return old, new

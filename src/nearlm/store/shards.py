@@ -1,8 +1,10 @@
 """One shard of a build: its files reserved at once, its keys computed and written batch by batch."""
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from nearlm.base import Advance, Columns, FileInfo, Int32s, Ints, Job, ModelErro
 from nearlm.model.lm import LM
 from nearlm.store.layout import Layout
 from nearlm.store.plan import BuildOptions
-from nearlm.text import Windows, fill_batch, plan_batches
+from nearlm.text import Windows, fill_batch, plan_batches, plan_shards
 
 _ESTIMATE_BATCHES = 3
 
@@ -29,6 +31,23 @@ def estimate_time(reporter: Reporter, advance: Advance, total: int) -> Advance:
             reporter.say(f"about {left} to go ({speed:,.0f} tokens/s in the first {_ESTIMATE_BATCHES} batches)")
 
     return tick
+
+
+class Run(NamedTuple):
+    """Windows over a token stream of which records are made, and the stream's first position in the whole."""
+
+    tokens: Int32s
+    windows: Windows
+    base: int
+
+
+def plan_writers(layout: Layout, first: int, lm: LM, runs: Iterable[Run], options: BuildOptions) -> "list[ShardWriter]":
+    """Cut runs into shards, which are numbered from `first` on; none holds records of two runs."""
+    parts = [(run, rows) for run in runs for rows in plan_shards(run.windows, options.shard_records)]
+    return [
+        ShardWriter(layout, number, lm, run.windows[rows], run.tokens, run.base, options)
+        for number, (run, rows) in enumerate(parts, start=first)
+    ]
 
 
 @dataclass(frozen=True)

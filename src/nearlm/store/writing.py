@@ -74,7 +74,7 @@ def finish(folder: Path, manifest: Manifest, job: Job, reporter: Reporter) -> Da
     write_manifest(folder, manifest)
     job.close()
     store = Datastore.open(folder)
-    reporter.say(f"{folder}: {len(store):,} records, {size(store.bytes)}")
+    reporter.say(f"{folder}: {store.contents}, {size(store.bytes)}")
     return store
 
 
