@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nearlm.base import NearLMError, Reporter
     from nearlm.knnlm import KNNLM, Attachment, Evaluation, Explanation, attach, evaluate
-    from nearlm.mixing import Gate, Learned, Memory, Mixture, Training, Tuning, learn_all, tune
+    from nearlm.mixing import Gate, Learned, Memory, Mixture, Training, Tuning, build_infinigram, learn_all, tune
     from nearlm.model import ModelSpec
     from nearlm.model.lm import LM
     from nearlm.optimizer import Choice, optimize
@@ -44,6 +44,7 @@ __all__ = [
     "attach",
     "build",
     "build_index",
+    "build_infinigram",
     "evaluate",
     "faiss_index",
     "learn_all",

@@ -12,6 +12,7 @@ from nearlm.mixing.mixture_features import (
     TEXT,
     Known,
     Proposal,
+    column_of,
     columns_with,
     experts_of,
     features_of,
@@ -102,3 +103,15 @@ def test_suffix_features_are_of_the_infinigram_alone():
     found = propose((NGRAM,), known, FakeInfiniGram([9, 4, 4, 5, 9]))
     expected = [[3, np.log(3), logit(2 / 3), logit(2 / 3)]] * 2
     np.testing.assert_allclose(suffix_features(known, found), expected, rtol=1e-4)
+
+
+def test_a_feature_is_found_by_its_name():
+    tokens = [1, 2, 3, 1, 2, 3, 1, 2]
+    known = known_of(tokens, 7)
+    for sources in ((TEXT,), (KNN, TEXT)):
+        found = propose(sources, known, None)
+        features = features_of(sources, known, found)
+        candidates = found[TEXT].candidates
+        np.testing.assert_array_equal(features[:, column_of(TEXT, "length", sources)], candidates.measures[:, 0])
+        np.testing.assert_array_equal(features[:, column_of(TEXT, "some", sources)], candidates.counts > 0)
+        np.testing.assert_allclose(features[:, column_of(TEXT, "count", sources)], np.log1p(candidates.counts))

@@ -609,7 +609,7 @@ def test_an_unfinished_adding_of_keys_keeps_others_out_and_can_be_thrown_away(ma
     interrupt(monkeypatch, make)
     assert Datastore.open(tmp_path / "store").checksum == bare.checksum and bare.summary()["unfinished_append"]
     make(keys="none", batch_tokens=64)  # complete already
-    with pytest.raises(StoreError, match="the unfinished build in .* was begun with another options"):
+    with pytest.raises(StoreError, match=r"the unfinished build in .* was begun with another options"):
         make(append=True, batch_tokens=64)
     with pytest.raises(StoreError, match="throws away unfinished ones only"):
         make(keys="none", batch_tokens=64, restart=True)

@@ -379,9 +379,7 @@ def test_a_store_without_keys_is_open_but_empty(make, tmp_path: Path):
     assert store.record_at(1) == -1 and len(store.tokens) == store.manifest.tokens > 0
     assert store.summary()["bytes_per_record"] is None and "without keys" in repr(store)
     store.verify()
-    with pytest.raises(
-        StoreError, match=r"store has no keys, only its text; add them with: nearlm build .*keys='none'"
-    ):
+    with pytest.raises(StoreError, match=r"store has no keys, only its text; add them with: nearlm build "):
         store.trace(0)
     with pytest.raises(StoreError, match="has no keys"):
         store.need_keys()

@@ -115,7 +115,8 @@ def choose_explained(explained: "Sequence[Explanation]", most: int | None) -> "l
 
 def format_explanation(one: "Explanation") -> str:
     """Write one token's explanation on a line, with a line for each of the nearest contexts."""
-    lines = [f"{one.token!r:18} p_LM {one.p_lm:.4f}  p_kNN {one.p_knn:.4f}  λ {one.lam:.2f}  p {one.p:.4f}"]
+    searched = "" if one.sources and "knn" not in one.sources else f"p_kNN {one.p_knn:.4f}  "
+    lines = [f"{one.token!r:18} p_LM {one.p_lm:.4f}  {searched}λ {one.lam:.2f}  p {one.p:.4f}"]
     if one.sources:
         parts = [f"{_SOURCES[name]} {weight:.2f} of {p:.4f}" for name, (weight, p) in one.sources.items()]
         lines.append(f"{'':6}weights: {', '.join(parts)}")

@@ -57,7 +57,7 @@ def gate_command(
         stride=stride,
         reporter=output.reporter,
     )
-    infos = {"mixture": made.mixture and made.mixture.info, "gate": made.gate.info}
+    infos = {"mixture": made.mixture and made.mixture.info, "gate": made.gate and made.gate.info}
     output.tell(infos if output.as_json else made)
 
 

@@ -25,6 +25,7 @@ from nearlm.cli.options import (
 )
 from nearlm.store import DEFAULT, Datastore, SearchSettings
 
+_OF_SEARCHES = ("retrievals", "retrievals_per_second", "skipped", "gate_share", "search_share", "gate_microseconds")
 NoKnn = Annotated[bool, option(SEARCH, "The model alone, without its memory.")]
 
 
@@ -79,8 +80,11 @@ def eval_command(
     if knnlm.retriever is not None:
         knnlm.retriever.announce(output.reporter)
     found = to_json(evaluate(knnlm, source, stride=stride, reporter=output.reporter))
-    search = found.pop("search")
-    output.show({**found, **{name: value for name, value in search.items() if name != "budget"}})
+    search = {name: value for name, value in found.pop("search").items() if name != "budget"}
+    if knnlm.memory is not None and knnlm.retriever is None:
+        found = {name: value for name, value in found.items() if name not in _OF_SEARCHES}
+        search = {"mixture": search["mixture"]}
+    output.show({**found, **search})
 
 
 def generate_command(

@@ -44,6 +44,10 @@ def build_command(
             model = dataclasses.replace(model, dtype=store.manifest.model.dtype)
     chosen = BuildOptions(**vars(options))
     built = build(model, source, out, chosen, append=append, restart=restart, reporter=output.reporter)
+    if not chosen.wants_keys or (append and not len(built)):
+        from nearlm.mixing import build_infinigram
+
+        build_infinigram(built, output.reporter)
     if output.as_json:
         output.show(built.summary())
 

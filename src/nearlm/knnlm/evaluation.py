@@ -39,10 +39,11 @@ class Evaluation:
     search: SearchSettings
 
     def __repr__(self) -> str:
+        skipped = f", {self.skipped:.0%} skip retrieval" if self.search.index is not None else ""
         return (
             f"Evaluation(perplexity {self.perplexity:.3f}, LM alone {self.nlm_perplexity:.3f}; "
             f"{self.bits_per_byte:.4f} bits per byte; {self.tokens:,} tokens at {self.tokens_per_second:,.0f}/s; "
-            f"memory {self.microseconds:,.0f} µs per token, {self.skipped:.0%} skip retrieval)"
+            f"memory {self.microseconds:,.0f} µs per token{skipped})"
         )
 
     @property

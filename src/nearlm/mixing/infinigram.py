@@ -45,7 +45,7 @@ from nearlm.mixing.suffix_array import (
     sort_contexts,
     sorting_bytes,
 )
-from nearlm.store import Datastore, SuffixFiles, check_ids, check_places
+from nearlm.store import AnyStore, Datastore, SuffixFiles, check_ids, check_places
 
 _BLOCK = 1 << 20
 _LARGE = 1 << 30  # bytes of memory that are worth a word
@@ -133,18 +133,25 @@ class InfiniGram:
         return Matches(length, begin, end)
 
 
-def build_infinigram(store: Datastore, reporter: Reporter = QUIET) -> InfiniGram:
-    """Make the suffix array of a store's text, or find that it has been done."""
-    place = store.layout.suffixes
+def build_infinigram(store: AnyStore, reporter: Reporter = QUIET) -> InfiniGram:
+    """Make the suffix array of a store's text, or find that it has been done.
+
+    Example:
+        >>> store = nearlm.build("smollm2-135m", "docs/", "instant", nearlm.BuildOptions(keys="none"))
+        >>> infinigram = nearlm.build_infinigram(store)
+        >>> knnlm = nearlm.KNNLM.load(store)
+    """
+    opened = Datastore.open(store)
+    place = opened.layout.suffixes
     place.folder.mkdir(exist_ok=True)
     with files.lock(place.folder, wait=reporter.say):
         with contextlib.suppress(StoreError):
-            return InfiniGram.open(store)
+            return InfiniGram.open(opened)
         started = time.monotonic()
         _clear(place)
-        _make(store, reporter)
-        reporter.say(f"sorted {len(store.tokens):,} tokens in {duration(time.monotonic() - started)}")
-    return InfiniGram.open(store)
+        _make(opened, reporter)
+        reporter.say(f"sorted {len(opened.tokens):,} tokens in {duration(time.monotonic() - started)}")
+    return InfiniGram.open(opened)
 
 
 def verify_infinigram(store: Datastore) -> None:

@@ -7,6 +7,7 @@ from nearlm.base import QUIET, Reporter
 from nearlm.mixing.gate import Gate
 from nearlm.mixing.gate_training import Training
 from nearlm.mixing.mixture import ALL_SOURCES, Mixture
+from nearlm.mixing.mixture_features import KNN
 from nearlm.mixing.traces import cache_text
 from nearlm.mixing.tuning import tune
 from nearlm.model.lm import AnyModel
@@ -18,10 +19,13 @@ from nearlm.text import Texts
 
 @dataclass(frozen=True, repr=False)
 class Learned:
-    """What was learned: a mixture, unless none was asked for, and a gate that decides which tokens skip retrieval."""
+    """What was learned: a mixture, unless none was asked for, and a gate that decides which tokens skip retrieval.
+
+    A store without keys has no gate, since there is nothing to skip.
+    """
 
     mixture: Mixture | None
-    gate: Gate
+    gate: Gate | None
 
     def __repr__(self) -> str:
         return self.table()
@@ -45,7 +49,8 @@ def learn_all(
 ) -> Learned:
     """Tune an index unless it is tuned, train a mixture and then a gate for it, all on one validation text.
 
-    If the mixture is not surely better than one λ, the gate chooses λ itself, as in the paper.
+    If the mixture is not surely better than one λ, the gate chooses λ itself, as in the paper. For a store without
+    keys there is only a mixture, of its text.
 
     Args:
         store: Folder of a store, `cache:NAME`, or an open store.
@@ -63,7 +68,11 @@ def learn_all(
         >>> knnlm = nearlm.KNNLM.load("mystore")  # uses what was learned, if it is better
     """
     opened = Datastore.open(store)
+    how: dict[str, Any]
     lm = load_lm(opened, model)
+    if not len(opened):
+        how = {"name": name, "seed": training.seed, "stride": stride, "reporter": reporter}
+        return Learned(Mixture.train(opened, text, lm, sources=_without_search(opened, sources, reporter), **how), None)
     read = cache_text(text, lm.tokenizer, opened.reading(stride), reporter)
     if read_settings(opened, index) is None:
         tune(opened, read, lm, index=index, stride=stride, reporter=reporter)
@@ -71,3 +80,12 @@ def learn_all(
     mixture = None if sources == NONE else Mixture.train(opened, read, lm, sources=sources, seed=training.seed, **how)
     better = mixture is not None and mixture.info.better
     return Learned(mixture, Gate.train(opened, read, lm, training, mixture=name if better else None, **how))
+
+
+def _without_search(store: Datastore, sources: str, reporter: Reporter) -> str:
+    """Leave out the source that needs a search; refuse to be left with none."""
+    left = ",".join(source for source in sources.split(",") if source.strip() not in (KNN, NONE))
+    if not left:
+        store.need_keys()
+    reporter.say(f"{store.path} has no keys: learning to weigh {left}, and no gate, since nothing is searched")
+    return left

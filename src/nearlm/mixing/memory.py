@@ -43,6 +43,8 @@ class Memory:
         for no mixture or no gate. With a gate a share of the tokens (`auto`: as many as a perplexity budget allows)
         skips retrieval.
         """
+        if not len(store):
+            return cls._without_keys(store, settings)
         chosen = _with_defaults(store, settings)
         mixture = None if chosen.mixture is None else Mixture.load(store, chosen.mixture)
         if mixture is not None and not mixture.searches:
@@ -62,6 +64,19 @@ class Memory:
         return cls.of(retriever, chosen, gate, mixture)
 
     @classmethod
+    def _without_keys(cls, store: Datastore, settings: SearchSettings) -> "Memory":
+        """Open the memory of a store of text alone: a mixture that was trained, or else the usual one."""
+        _refuse_search(settings)
+        name = settings.mixture or store.defaults.mixture or _usual_mixture(store, None)
+        if name in (None, NONE):
+            if settings.mixture is None:
+                _warn_usual(store)
+            mixture = Mixture.usual(store)
+        else:
+            mixture = Mixture.load(store, str(name))
+        return cls(store, None, SearchSettings(mixture=mixture.name), None, mixture)
+
+    @classmethod
     def of(
         cls, retriever: Retriever, settings: SearchSettings, gate: Gate | None = None, mixture: Mixture | None = None
     ) -> "Memory":
@@ -71,7 +86,7 @@ class Memory:
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value}" for name, value in self.settings.values.items())
-        return f"Memory({self.store.path.name}: {len(self.store):,} records, {shown})"
+        return f"Memory({self.store.path.name}: {self.store.contents}, {shown})"
 
     @property
     def lam(self) -> float:
@@ -164,6 +179,13 @@ def _warn_untuned(store: Datastore, settings: SearchSettings) -> None:
     if used and settings.lam != 0 and settings.mixture is None:
         again = tune_again(store, settings.index or "")
         warnings.warn(f"index {settings.index!r} is not tuned, using {used}; {again}", NearLMWarning, stacklevel=3)
+
+
+def _warn_usual(store: Datastore) -> None:
+    """Say that nothing was trained for a store without keys, or not on enough text to be surely better."""
+    learn = f"learn its weights with: nearlm gate {store.path} `text=…`, or learn_all()"
+    said = f"the memory is not tuned (on enough text), using usual weights; {learn}"
+    warnings.warn(said, NearLMWarning, stacklevel=4)
 
 
 def _with_defaults(store: Datastore, settings: SearchSettings) -> SearchSettings:

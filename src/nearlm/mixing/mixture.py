@@ -28,6 +28,7 @@ from nearlm.mixing.mixture_network import MixtureNetwork
 from nearlm.mixing.mixture_training import MixtureVerdict, Searched, learn_mixture, mixture_examples
 from nearlm.mixing.traces import LMTrace, trace_text
 from nearlm.mixing.trained import check_trained, search_for, search_hash, search_only, tuned_settings
+from nearlm.mixing.usual import USUAL_SOURCES, UsualWeights
 from nearlm.model.lm import AnyModel
 from nearlm.search import Neighbors, Retriever
 from nearlm.store import DEFAULT, NONE, AnyStore, Datastore, MixtureFiles, SearchSettings, Tuned
@@ -68,8 +69,26 @@ class Mixture:
 
     name: str
     info: MixtureInfo
-    network: MixtureNetwork
+    network: MixtureNetwork | UsualWeights
     infinigram: InfiniGram | None
+
+    @classmethod
+    def usual(cls, store: Datastore) -> "Mixture":
+        """Mix LM, ∞-gram and the text so far by a rule that nobody trained; it needs no keys, and is not saved."""
+        nothing = MixtureVerdict(False, 0, 0, "", *[float("nan")] * 6)
+        info = MixtureInfo(
+            **vars(nothing),
+            format=FORMAT,
+            sources=USUAL_SOURCES,
+            store=store.checksum,
+            search="",
+            model=store.manifest.model.fingerprint,
+            text="",
+            settings=SearchSettings(),
+            seed=0,
+            files={},
+        )
+        return cls(NONE, info, UsualWeights(), InfiniGram.open(store))
 
     @classmethod
     def train(
@@ -186,12 +205,11 @@ class Mixture:
     def table(self) -> str:
         """Say how well it does on what was held out, for people."""
         info = self.info
-        baseline = "constant λ" if self.searches else "the same"
+        constant = f", constant λ {info.constant:.3f}" if self.searches else ""
         without = f", without searches {info.skipped:.3f}" if self.searches else ""
         rows = [
             f"trained on {info.tokens:,} tokens; held out: {info.held_tokens:,} tokens ({info.unit})",
-            f"held-out perplexity: LM {info.nlm:.3f}, {baseline} {info.constant:.3f}, "
-            f"mixture {info.searched:.3f}{without}",
+            f"held-out perplexity: LM {info.nlm:.3f}{constant}, mixture {info.searched:.3f}{without}",
         ]
         return "\n".join(rows)
 

@@ -151,6 +151,12 @@ def columns_with(source: str, sources: tuple[str, ...]) -> Ints:
     return np.array(places + [begin + at for at, pair in enumerate(pairs) if source in pair], np.int64)
 
 
+def column_of(source: str, feature: str, sources: tuple[str, ...]) -> int:
+    """Return the place of a feature that every source has, `some` or `count`, or of the ∞-gram and text, `length`."""
+    own = ("some", "count", "length").index(feature)
+    return int(columns_with(source, sources)[own])
+
+
 def width_of(sources: tuple[str, ...]) -> int:
     """Return how many features there are."""
     return 3 + sum(SOURCES[name].width for name in sources) + len(sources) * (len(sources) - 1)

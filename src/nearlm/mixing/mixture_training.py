@@ -25,6 +25,7 @@ from nearlm.mixing.mixture_features import (
 )
 from nearlm.mixing.mixture_network import MixtureNetwork, mixture_loss
 from nearlm.mixing.traces import LMTrace, Trace
+from nearlm.mixing.usual import UsualWeights
 from nearlm.store import Tuned
 
 _BLOCK = 2048
@@ -74,8 +75,8 @@ class MixtureExamples:
         there[rows, experts_of(self.sources)[KNN]] = False
         return MixtureExamples(self.sources, features, self.log_p, there)
 
-    def log_mixture(self, network: MixtureNetwork) -> Doubles:
-        """Return log p of every token as a network mixes it."""
+    def log_mixture(self, network: MixtureNetwork | UsualWeights) -> Doubles:
+        """Return log p of every token as a network, or the usual rule, mixes it."""
         log_weights = network.log_weights(self.features, self.there)
         return log_sum(log_weights + self.log_p)
 

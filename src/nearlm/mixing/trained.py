@@ -12,6 +12,7 @@ _OF_A_SEARCH = ("index", "knn_temperature", "k", "nprobe", "distances")
 
 def tuned_settings(store: Datastore, index: str) -> Tuned:
     """Return what was tuned for an index; a gate or mixture is trained for just that."""
+    store.need_keys()
     tuned = read_settings(store, index)
     if tuned is None:
         raise StoreError(f"index {index!r} of {store.path} has no tuned T and k; {tune_again(store, index)}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nearlm.base import QUIET, Reporter, check_at_least
+from nearlm.base import QUIET, Reporter, StoreError, check_at_least
 from nearlm.mixing.equations import Doubles, mix, perplexity
 from nearlm.mixing.traces import Trace, trace_search, trace_text
 from nearlm.model.lm import AnyModel
@@ -81,6 +81,9 @@ def tune(
     """
     check_at_least(1, k=k)
     opened = Datastore.open(store)
+    if not len(opened):
+        learn = f"nearlm gate {opened.path} `text=…`, or learn_all()"
+        raise StoreError(f"{opened.path} has no keys, so nothing can be tuned; learn its weights with: {learn}")
     retriever = Retriever(opened, index, nprobe=nprobe, distances=distances)
     lm_trace = trace_text(load_lm(opened, model), opened, text, reporter, stride=stride)
     most = retriever.used_k(k)

@@ -110,6 +110,7 @@ def optimize(
         True
     """
     opened = Datastore.open(store)
+    opened.need_keys()
     rule = Rule.of(overhead, budget)
     folder = store_folder(out)
     if folder.resolve() == opened.path.resolve():

@@ -52,6 +52,7 @@ def ablate(
     reporter: Reporter = QUIET,
 ) -> Ablation:
     """Take a gate apart on a test text, from one trace; with a validation text, train the paper's variants too."""
+    store.need_keys()
     trained = Gate.load(store, gate)
     if trained.info.mixture:
         raise OptionError(

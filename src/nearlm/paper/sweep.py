@@ -84,6 +84,7 @@ def sweep(
     reporter: Reporter = QUIET,
 ) -> Sweep:
     """Vary one thing of a store and measure each point on a text."""
+    store.need_keys()
     options.check(store, values)
     traced = trace_text(lm, store, text, reporter)
     out.mkdir(parents=True, exist_ok=True)

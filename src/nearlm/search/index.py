@@ -160,6 +160,7 @@ def read_index_info(store: Datastore, name: str) -> IndexInfo:
 
 def open_index(store: Datastore, name: str = DEFAULT) -> tuple[SearchIndex, IndexInfo]:
     """Open an index for searching, with what `index.json` says of it; large files are mapped where FAISS can."""
+    store.need_keys()
     place = store.layout.index(name)
     again = f"nearlm index {store.path}{'' if name == DEFAULT else f' `index={name!r}`'}, or build_index()"
     if not place.description.exists():

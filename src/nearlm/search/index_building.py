@@ -56,6 +56,7 @@ def build_index(
         True
     """
     opened = Datastore.open(store)
+    opened.need_keys()
     folder = opened.layout.index(name).folder
     with _folder_of(folder), files.lock(folder):
         return _Indexer(opened, name, reporter).run(factory, nprobe)
