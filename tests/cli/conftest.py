@@ -27,3 +27,13 @@ def text_store(tmp_path_factory, model_folder):
     (folder / "valid.txt").write_text(make_text(80, seed=2))
     build(str(model_folder), str(folder / "train.txt"), folder / "store", window=64, quiet=True)
     return folder / "store"
+
+
+@pytest.fixture(scope="module")
+def bare_store(tmp_path_factory, model_folder):
+    """A store without keys, beside a text."""
+    folder = tmp_path_factory.mktemp("cli-bare")
+    (folder / "train.txt").write_text(make_text(100, seed=1))
+    (folder / "valid.txt").write_text(make_text(40, seed=2))
+    build(str(model_folder), str(folder / "train.txt"), folder / "store", window=64, quiet=True, keys="none")
+    return folder / "store"

@@ -19,6 +19,8 @@ def test_a_token_is_explained_with_its_nearest_contexts():
     assert lines[1].split() == ["0.50", "…the", "licence", "→", "'", "grants'", "(a.txt,", "12)"]
     assert lines[2] == f"{'':6}   12.25  …{'x' * 60} → 'tail'  (b.txt, 3)" and len(lines) == 3
     assert "\n" not in format_explanation(Explanation("x", 1.0, 0.0, 1.0, 0.0, []))
+    unsearched = format_explanation(Explanation("x", 1.0, 0.0, 1.0, 0.0, [], {"ngram": (0.25, 0.5)}))
+    assert "p_kNN" not in unsearched and "∞-gram 0.25 of 0.5000" in unsearched
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from nearlm.mixing import build_infinigram
 from nearlm.store import BuildOptions, builder
 from nearlm.store.datastore import Datastore
 from synthetic import skewed_store
+from tiny import make_text
 
 
 def test_build_info_verify(nearlm, tmp_path, model_folder, text_folder):
@@ -178,3 +179,58 @@ def test_names_and_texts_cannot_command_a_terminal(nearlm, model_folder, tmp_pat
     assert json.loads(nearlm("info", tmp_path / "store", "--json")[1])["texts"] == ["a\x1b]0;title\x07.txt"]
     code, _, err = nearlm("info", tmp_path / "no\x1b[31m")
     assert code == 2 and r"no\x1b[31m does not exist" in err
+
+
+def test_a_store_without_keys_is_ready_at_once_and_gets_its_keys_later(nearlm, tmp_path, model_folder, text_folder):
+    out, more, valid = tmp_path / "store", tmp_path / "more.txt", tmp_path / "valid.txt"
+    more.write_text(make_text(60, seed=8))
+    valid.write_text(make_text(80, seed=9))
+    command = ("build", text_folder, "--model", model_folder, "--out", out, "--window", 64)
+    code, _, err = nearlm(*command, "--keys", "none")
+    assert code == 0 and "tokens without keys" in err and "sorted" in err and "needs" not in err
+    assert "is complete already: " in nearlm(*command, "--keys", "none")[2]
+    assert nearlm("build", more, "--out", out, "--append", "--model", model_folder, "-q")[0] == 0
+
+    info = json.loads(nearlm("info", out, "--json")[1])
+    assert (info["records"], info["bytes_per_record"], info["shards"]) == (0, None, 0) and len(info["texts"]) == 2
+    assert nearlm("verify", out)[0] == 0
+    code, shown, err = nearlm("eval", out, valid)
+    assert code == 0 and "nearlm: warning: the memory is not tuned" in err and "nearlm gate" in err
+    assert "retrievals" not in shown and "skipped" not in shown and "lm share" in shown
+    found = json.loads(nearlm("eval", out, valid, "--json", "-q")[1])
+    assert found["perplexity"] < found["nlm_perplexity"] and found["mixture"] == "none"
+    code, shown, _ = nearlm("generate", out, "the licence", "--max-new-tokens", 4, "--explain", "-q")
+    assert code == 0 and shown.count("∞-gram") == 4 and "p_kNN" not in shown
+    code, shown, err = nearlm("gate", out, valid)
+    assert code == 0 and "learning to weigh ngram,text, and no gate" in err and "held-out perplexity" in shown
+    learned = json.loads(nearlm("gate", out, valid, "--json", "-q")[1])
+    assert learned["gate"] is None and learned["mixture"]["sources"] == ["ngram", "text"]
+    assert nearlm("eval", out, valid, "--mixture", "default", "-q")[0] == 0
+
+    assert nearlm(*command, "-q") == (0, "", "")
+    opened = Datastore.open(out)
+    assert len(opened) == len(opened.tokens) - opened.manifest.documents and opened.manifest.format == 1
+    result = nearlm("eval", out, valid, "--mixture", "default")
+    assert is_refusal(result) and "earlier state" in result[2]
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (["index", "STORE"], "nearlm build --text"),
+        (["tune", "STORE", "VALID"], "nearlm gate"),
+        (["reduce", "STORE", "--dim", 8, "--out", "x"], "nearlm build --text"),
+        (["prune", "STORE", "--method", "random", "--keep", 0.5, "--out", "x"], "nearlm build --text"),
+        (["sweep", "STORE", 8, "--over", "dim", "--text", "VALID"], "nearlm build --text"),
+        (["optimize", "STORE", "VALID", "--out", "x"], "nearlm build --text"),
+        (["ablate", "STORE", "VALID"], "nearlm build --text"),
+        (["gate", "STORE", "VALID", "--sources", "none"], "nearlm build --text"),
+        (["info", "STORE", "--record", 0], "nearlm build --text"),
+        (["eval", "STORE", "VALID", "--k", 5], "--k has no effect"),
+        (["build", "VALID", "--out", "STORE", "--append", "--keys", "all"], "--keys is all"),
+    ],
+)
+def test_what_needs_keys_is_refused_in_one_line(nearlm, bare_store, command, named):
+    places = {"STORE": bare_store, "VALID": bare_store.parent / "valid.txt"}
+    result = nearlm(*(places.get(word, word) for word in command))
+    assert is_refusal(result) and "keys" in result[2] and named in result[2], result

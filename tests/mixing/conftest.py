@@ -8,6 +8,7 @@ from examples import QUICK
 from calls import build, build_index
 from nearlm.base import files
 from nearlm.mixing.gate import Gate
+from nearlm.mixing.infinigram import build_infinigram
 from tiny import make_text
 
 
@@ -18,6 +19,17 @@ def store(tmp_path_factory, lm):
         (folder / f"train{number}.txt").write_text(make_text(300, seed=number))
     made = build(lm, str(folder), folder / "store", window=64, quiet=True)
     build_index(made, "IVF16,PQ8x4", nprobe=8, quiet=True)
+    return made
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory, lm):
+    """A store without keys, with its suffix array."""
+    folder = tmp_path_factory.mktemp("bare")
+    for number in range(3):
+        (folder / f"{number}.txt").write_text(make_text(120, seed=number))
+    made = build(lm, str(folder), folder / "store", window=64, quiet=True, keys="none")
+    build_infinigram(made)
     return made
 
 

@@ -1,17 +1,20 @@
 """Which settings a memory gets: what is given, what the gate or tuning found, the store's defaults, the usual."""
 
+import shutil
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from nearlm.base import NearLMWarning, OptionError
-from nearlm.mixing import Memory
+from calls import build_index, prune_store, reduce_store
+from nearlm.base import NearLMWarning, OptionError, StoreError
+from nearlm.mixing import Gate, Memory, Mixture, learn_all, tune
 from nearlm.mixing.equations import log_p_knn, log_p_knn_vocabulary
 from nearlm.mixing.mixture_features import Known
-from nearlm.search import Retriever
-from nearlm.store import SearchSettings, Tuned, write_defaults, write_tuned
+from nearlm.search import Retriever, faiss_index
+from nearlm.store import Datastore, SearchSettings, Tuned, write_defaults, write_tuned
 
 
 @pytest.fixture
@@ -130,3 +133,49 @@ def test_usual_settings_are_not_used_without_a_word(opened):
         warnings.simplefilter("error")
         Memory.open(opened, SearchSettings(index="flat", lam=0.5, knn_temperature=2.0))
         Memory.open(opened)
+
+
+def test_a_store_without_keys_is_used_with_the_usual_weights_and_a_word(bare, lm):
+    with pytest.warns(NearLMWarning, match="the memory is not tuned .*, using usual weights; .*: nearlm gate .*store"):
+        memory = Memory.open(bare)
+    assert memory.retriever is None and memory.gate is None and not memory.mixture.searches
+    assert "tokens without keys" in repr(memory) and memory.needs_contexts
+    memory.check_model(lm.fingerprint())
+    memory.warm_up()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Memory.open(bare, memory.settings).settings == memory.settings == SearchSettings(mixture="none")
+
+
+@pytest.mark.parametrize("said", [{"k": 5}, {"nprobe": 2}, {"lam": 0.2}, {"index": "default"}, {"skip": 0.5}])
+def test_a_search_in_a_store_without_keys_is_refused(bare, said):
+    with pytest.raises(OptionError, match=f"no keys and searches nothing, so `{next(iter(said))}` has no effect"):
+        Memory.open(bare, SearchSettings(**said))
+
+
+def test_what_needs_keys_refuses_a_store_without(bare, lm, valid, tmp_path):
+    refused = [
+        lambda: Retriever(bare),
+        lambda: build_index(bare, quiet=True),
+        lambda: faiss_index(bare),
+        lambda: reduce_store(bare, 8, tmp_path / "reduced", quiet=True),
+        lambda: prune_store(bare, "random", tmp_path / "pruned", quiet=True, keep=0.5),
+        lambda: Gate.train(bare, valid, lm),
+        lambda: Mixture.train(bare, valid, lm),
+        lambda: learn_all(bare, valid, lm, sources="none"),
+        lambda: learn_all(bare, valid, lm, sources="knn"),
+        lambda: bare.context_of(0),
+    ]
+    for attempt in refused:
+        with pytest.raises(StoreError, match=r"store has no keys, only its text; add them with: nearlm build "):
+            attempt()
+    with pytest.raises(StoreError, match=r"has no keys, so nothing can be tuned; .*: nearlm gate "):
+        tune(bare, valid, lm)
+    assert bare.indexes == [] and not (tmp_path / "reduced").exists() and not (tmp_path / "pruned").exists()
+
+
+def test_without_its_suffix_array_a_store_without_keys_says_how_to_make_it(bare, tmp_path):
+    copied = Path(shutil.copytree(bare.path, tmp_path / "store"))
+    shutil.rmtree(copied / "suffixes")
+    with pytest.warns(NearLMWarning), pytest.raises(StoreError, match=r"has no suffix array; .*build_infinigram\(\)"):
+        Memory.open(Datastore.open(copied))

@@ -1,13 +1,16 @@
 """All that can be learned from one validation text, in one call."""
 
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
-from examples import QUICK
+from examples import QUICK, Heard
 
-from nearlm.mixing import Memory, learn_all
-from nearlm.store import Datastore
+from nearlm.base import NearLMWarning
+from nearlm.mixing import Memory, learn_all, verify_mixture
+from nearlm.mixing.mixture import mixture_files, save_mixture
+from nearlm.store import Datastore, SearchSettings
 
 
 @pytest.fixture
@@ -47,3 +50,25 @@ def test_a_stride_reaches_all_that_is_trained(lm, fresh, valid_folder, monkeypat
     )
     learn_all(fresh, valid_folder, lm, QUICK, stride=16)
     assert len(seen) == 3 and set(seen) == {16}  # tuning, mixture, gate
+
+
+def test_for_a_store_without_keys_a_mixture_of_its_text_is_all_there_is(lm, bare, valid_folder, tmp_path):
+    store = Datastore.open(shutil.copytree(bare.path, tmp_path / "store"))
+    shutil.rmtree(store.layout.suffixes.folder)  # it is made where it is missing
+    heard = Heard()
+    made = learn_all(store, valid_folder, lm, reporter=heard)
+    assert made.gate is None and made.mixture.info.sources == ("ngram", "text") and store.gates == []
+    assert any("has no keys: learning to weigh ngram,text, and no gate" in line for line in heard.lines)
+    assert "constant" not in made.table() and "mixture" in made.table()
+    for better in (True, False):
+        place = mixture_files(store, "default")
+        save_mixture(place, made.mixture.network, replace(made.mixture.info, better=better))
+        with nullcontext() if better else pytest.warns(NearLMWarning, match="not tuned"):
+            assert Memory.open(store).mixture.name == ("default" if better else "none")
+    memory = Memory.open(store, SearchSettings(mixture="default"))
+    assert memory.mixture.hash == made.mixture.hash and memory.retriever is None
+    assert Memory.open(store, SearchSettings(mixture="none")).mixture.info.sources == ("ngram", "text")
+    verify_mixture(store, "default")
+    only = learn_all(store, valid_folder, lm, sources="knn,text", name="text")
+    assert only.mixture.info.sources == ("text",)
+    assert Memory.open(store, SearchSettings(mixture="text")).mixture.name == "text"

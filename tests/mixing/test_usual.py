@@ -1,10 +1,11 @@
 """The usual weights of a memory without keys: by length alone, from real contexts, and a distribution always."""
 
+import itertools
+
 import numpy as np
-import pytest
 
 from nearlm.mixing.contexts import Contexts
-from nearlm.mixing.infinigram import InfiniGram, build_infinigram
+from nearlm.mixing.infinigram import InfiniGram
 from nearlm.mixing.mixture import Mixture
 from nearlm.mixing.mixture_features import Known
 from nearlm.mixing.usual import USUAL_SOURCES, UsualWeights
@@ -19,7 +20,7 @@ def expected(suffix: int, match: int) -> list[float]:
 
 def longest_suffix(context: list[int], text: list[int], bounds: list[int]) -> int:
     """The longest end of a context that some document holds with a token after it."""
-    documents = [text[begin:end] for begin, end in zip(bounds[:-1], bounds[1:], strict=True)]
+    documents = [text[begin:end] for begin, end in itertools.pairwise(bounds)]
     for length in range(len(context), 0, -1):
         wanted = context[-length:]
         if any(document[i : i + length] == wanted for document in documents for i in range(len(document) - length)):
@@ -36,19 +37,6 @@ def longest_match(context: list[int]) -> int:
             length += 1
         found = max(found, length)
     return found
-
-
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory, lm):
-    from calls import build
-    from tiny import make_text
-
-    folder = tmp_path_factory.mktemp("usual")
-    for number in range(3):
-        (folder / f"{number}.txt").write_text(make_text(120, seed=number))
-    store = build(lm, str(folder), folder / "store", window=64, quiet=True, keys="none")
-    build_infinigram(store)
-    return store
 
 
 def test_weights_follow_the_lengths_that_plain_python_finds(bare):

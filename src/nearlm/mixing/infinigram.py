@@ -89,7 +89,7 @@ class InfiniGram:
         place = store.layout.suffixes
         info = _read_info(store)
         if info is None:
-            raise StoreError(f"{store.path} has no suffix array; build_infinigram() makes it")
+            raise StoreError(f"{store.path} has no suffix array; nearlm gate or build_infinigram() makes it")
         if info.manifest != store.checksum:
             raise StoreError(
                 f"the suffix array is of an earlier state of {store.path}; bring it up to date with build_infinigram()"
