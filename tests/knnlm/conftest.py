@@ -7,6 +7,7 @@ from calls import build, build_index, load_knnlm
 from nearlm.base import files
 from nearlm.mixing import Mixture, Training
 from nearlm.mixing.gate import Gate, save_gate
+from nearlm.mixing.infinigram import build_infinigram
 from nearlm.mixing.ngrams import build_ngrams
 from nearlm.model.lm import LM
 from nearlm.search.retriever import Retriever
@@ -75,3 +76,13 @@ def mixed(store, double_lm, test_text):
     Mixture.train(store, str(test_text), double_lm, name="mixed")
     Gate.train(store, str(test_text), double_lm, Training(epochs=1), name="mixed", mixture="mixed")
     return store
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory, double_lm):
+    """A float64 model with a memory without keys, used by the usual weights."""
+    folder = tmp_path_factory.mktemp("bare")
+    (folder / "text.txt").write_text(make_text(300, seed=5))
+    made = build(double_lm, str(folder / "text.txt"), folder / "store", window=WINDOW, quiet=True, keys="none")
+    build_infinigram(made)
+    return load_knnlm(made, double_lm, mixture="none")

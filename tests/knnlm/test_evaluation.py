@@ -141,3 +141,13 @@ def test_bits_per_byte_without_a_bos_are_those_of_the_bytes_predicted(tmp_path):
     rest = "licence grants".removeprefix(tokenizer.decode(ids[:1]))
     assert (found.bytes, found.words) == (len(rest), len(rest.split()))
     assert found.bits_per_byte == pytest.approx(bits / len(rest), rel=1e-5)
+
+
+def test_a_memory_without_keys_is_evaluated_without_searches(bare, test_text):
+    found = evaluate(bare, str(test_text))
+    scored = bare.score(test_text.read_text())
+    assert found.retrievals == 0 and found.retrievals_per_second is None and found.search.index is None
+    assert found.nlm_perplexity > found.perplexity > 1 and "skip retrieval" not in repr(found)
+    assert found.tokens == len(scored.tokens) + 1  # the separator
+    left = found.tokens * np.log(found.perplexity) + scored.logp.sum()  # of that one token
+    assert 0 < left < 30

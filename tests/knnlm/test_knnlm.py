@@ -5,12 +5,13 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from gated import WINDOW
 from transformers import RepetitionPenaltyLogitsProcessor
 
 import nearlm
 from calls import build, build_index, knnlm_of
 from nearlm.base.errors import ModelError, OptionError
-from nearlm.knnlm import KNNLM
+from nearlm.knnlm import KNNLM, Attachment
 from nearlm.knnlm.scoring import Scorer
 from nearlm.mixing import Memory
 from nearlm.model.lm import LM
@@ -164,3 +165,30 @@ def test_a_prompt_begins_as_the_stores_documents_do(tmp_path):
         knnlm = KNNLM.load(store, lm)
         assert knnlm.generate_ids(["the licence"], max_new_tokens=1, do_sample=False)[0][0] == [*begin, *plain]
         assert knnlm.score("the licence").tokens.tolist() == [*begin, *plain][1:]
+
+
+def test_a_memory_without_keys_scores_explains_and_generates_alike(bare, tokenizer):
+    """Score, explain, attach and generate all give the mixture that a few lines of Python give."""
+    text = "the licence grants rights to any person who uses " + make_text(40, seed=5)
+    scores = bare.score(text)
+    assert bare.retriever is None and not scores.retrieved.any() and np.isneginf(scores.log_knn).all()
+    ids = bare._document(text).tolist()
+    explained = list(bare.explain(ids))
+    for row, one in enumerate(explained):
+        weighed = sum(weight * p for weight, p in one.sources.values()) + (1 - one.lam) * one.p_lm
+        assert one.p == pytest.approx(weighed, rel=1e-6) and np.log(one.p) == pytest.approx(scores.logp[row], rel=1e-6)
+    assert max(one.lam for one in explained) >= 0.75 and min(one.lam for one in explained) == 0
+    assert any(one.suffix and one.suffix.length >= 16 for one in explained)
+    short = ids[:WINDOW]
+    with Attachment(bare.lm, bare.memory) as model, torch.no_grad():
+        logits = model(torch.tensor([short])).logits[0]
+    np.testing.assert_allclose(logits.exp().sum(-1), 1, rtol=1e-6)
+    targets = torch.tensor(short[1:])
+    np.testing.assert_allclose(logits[:-1].gather(1, targets[:, None])[:, 0], scores.logp[: len(targets)], rtol=1e-4)
+    made = bare.generate("the licence grants", max_new_tokens=6, do_sample=False)
+    read = bare._document("the licence grants").tolist()
+    for _ in range(6):
+        with Attachment(bare.lm, bare.memory) as model:
+            read.append(int(model(torch.tensor([read])).logits[0, -1].argmax()))
+    assert made == tokenizer.decode(read[-6:], skip_special_tokens=True)
+    assert bare.generate("the licence grants", max_new_tokens=6, num_beams=2)

@@ -147,16 +147,6 @@ class Mixture:
         infinigram = InfiniGram.open(store) if NGRAM in info.sources else None
         return cls(name, info, _read_network(place, info), infinigram)
 
-    @classmethod
-    def untrained(
-        cls, sources: tuple[str, ...], infinigram: InfiniGram | None, tuned: SearchSettings = SearchSettings()
-    ) -> "Mixture":
-        """Make a mixture whose weights mean nothing, to time it."""
-        verdict = MixtureVerdict(False, 0, 0, "", 1.0, 1.0, 1.0, 1.0, 0.0, 0.0)
-        made_from: Json = {"store": "", "search": "", "model": "", "text": "", "seed": 0, "files": {}}
-        info = MixtureInfo(**vars(verdict), **made_from, format=FORMAT, sources=sources, settings=search_only(tuned))
-        return cls("untrained", info, MixtureNetwork(width_of(sources), experts_count(sources)).eval(), infinigram)
-
     def __repr__(self) -> str:
         return f"Mixture({self.name!r}: LM, {', '.join(self.info.sources)})"
 
@@ -245,6 +235,16 @@ def _learn(
         seed=seed,
         files={},
     )
+
+
+def untrained_mixture(
+    sources: tuple[str, ...], infinigram: InfiniGram | None, tuned: SearchSettings = SearchSettings()
+) -> Mixture:
+    """Make a mixture whose weights mean nothing, to time it."""
+    verdict = MixtureVerdict(False, 0, 0, "", 1.0, 1.0, 1.0, 1.0, 0.0, 0.0)
+    made_from: Json = {"store": "", "search": "", "model": "", "text": "", "seed": 0, "files": {}}
+    info = MixtureInfo(**vars(verdict), **made_from, format=FORMAT, sources=sources, settings=search_only(tuned))
+    return Mixture("untrained", info, MixtureNetwork(width_of(sources), experts_count(sources)).eval(), infinigram)
 
 
 def mixture_files(store: Datastore, name: str) -> MixtureFiles:

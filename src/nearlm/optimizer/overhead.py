@@ -26,6 +26,7 @@ from nearlm.mixing import (
     mixture_examples,
     perplexity,
     standard_error,
+    untrained_mixture,
 )
 from nearlm.model.lm import LM
 from nearlm.optimizer.points import Choice, Point, Setup, Shape, mark_front
@@ -126,7 +127,7 @@ def _instant(trials: Trials) -> Measured:
     examples = mixture_examples(trials.traced, ("ngram", "text"), infinigram, None)
     logp, _ = cross_fit(examples, trials.documents)
     setup = Setup(0, 0, 0, infinigram.bytes, "∞-gram", SearchSettings(mixture=DEFAULT))
-    memory = Memory(trials.store, None, SearchSettings(), None, Mixture.untrained(examples.sources, infinigram))
+    memory = Memory(trials.store, None, SearchSettings(), None, untrained_mixture(examples.sources, infinigram))
     microseconds = 1e6 * trials.mixing_seconds(memory)
     return Measured(Point("no search", setup, 1.0, perplexity(logp), microseconds), logp)
 
@@ -146,7 +147,7 @@ def _searched(trials: Trials, shape: Shape, nprobe: int, ks: Sequence[int]) -> l
         settings = SearchSettings(**tuned.values)
         search = 1e6 / trials.searches_per_second(retriever, tuned.k or 1)
         plain = 1e6 * trials.mixing_seconds(Memory.of(retriever, settings))
-        mixture = Mixture.untrained(examples.sources, infinigram, tuned)
+        mixture = untrained_mixture(examples.sources, infinigram, tuned)
         mixing = 1e6 * trials.mixing_seconds(Memory.of(retriever, settings, None, mixture))
         label = shape.label(trials.whole, settings)
         made = _Way(label, Setup.of(retriever, settings, infinigram.bytes), shape.keep, search, mixing)
