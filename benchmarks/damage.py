@@ -91,7 +91,7 @@ class Bench:
 
     def make(self) -> None:
         from calls import build, build_index, prune_store, reduce_store, tune
-        from nearlm.mixing import Gate, Training, build_infinigram
+        from nearlm.mixing import Gate, Mixture, Training
         from nearlm.model.lm import LM
         from nearlm.search import Retriever
         from nearlm.store import SearchSettings, write_defaults
@@ -114,9 +114,11 @@ class Bench:
         build_index(small, "auto", quiet=True)
         for made in (store, small):
             tune(self.lm, Retriever(made), str(self.folder / "valid"), k=64)
-            Gate.train(made, str(self.folder / "valid"), self.lm, Training(epochs=1, features="all"))
-            build_infinigram(made)
-            write_defaults(made.layout, SearchSettings(index="default", gate="default", skip=0.2))
+            valid = str(self.folder / "valid")
+            Mixture.train(made, valid, self.lm)
+            Gate.train(made, valid, self.lm, Training(epochs=1, features="all"), mixture="default")
+            settings = SearchSettings(index="default", mixture="default", gate="default", skip=0.2)
+            write_defaults(made.layout, settings)
             files.write_stamped(made.layout.optimized, {"plan": {}})  # only `optimize` writes defaults
 
     def evaluate(self, store: Path) -> float:

@@ -26,7 +26,7 @@ class Stores:
 
     def __init__(self, folder: Path):
         from calls import build, build_index, prune_store, reduce_store, tune
-        from nearlm.mixing import Gate, Training
+        from nearlm.mixing import Gate, Mixture, Training
         from nearlm.model.lm import LM
         from nearlm.search import Retriever
         from tiny import make_llama, make_text, make_tokenizer
@@ -46,6 +46,7 @@ class Stores:
         for made in (store, small):
             tune(lm, Retriever(made), str(folder / "valid.txt"), k=16)
             Gate.train(made, str(folder / "valid.txt"), lm, Training(epochs=1, features="all"))
+            Mixture.train(made, str(folder / "valid.txt"), lm)
             optimize_note(made)
         for name in ("model", "ranked", "merged"):
             shutil.rmtree(folder / name)
@@ -90,7 +91,8 @@ def optimize_note(store: Any) -> None:
     write_defaults(store.layout, SearchSettings(index="default", gate="default", skip=0.2))
     setup = Setup(len(store), store.dim, 1, 1, "Flat", SearchSettings(index="default", k=16))
     point = Point("as it is", setup, 1.0, 3.0, 2.0, chosen=True)
-    choice = Choice(0.1, 10, 3.0, point, 2.1, HeldOutTokens(9, 3.0, 2.0, 3.0), [point], "why")
+    held_out = HeldOutTokens(9, 3.0, 2.0, 3.0)
+    choice = Choice(10, 3.0, point, [point], "why", budget=0.1, target=2.1, held_out=held_out)
     files.write_stamped(store.layout.optimized, {"plan": {"store": "a"}, "choice": to_json(choice)})
 
 
@@ -160,9 +162,24 @@ def use_gate(store: Path) -> None:
     gate = Gate.load(opened).at("auto").at(0.5)
     count = np.random.default_rng(0)
     contexts = count.integers(-1, 300, (6, 4)).astype(np.int32)
-    if gate.ngrams is not None:
-        gate.ngrams.look_up(contexts)
+    if gate.looked.ngrams is not None:
+        gate.looked.ngrams.look_up(contexts)
     gate.warm_up()
+
+
+def use_mixture(store: Path) -> None:
+    """Open a mixture with its suffix array, and ask it."""
+    from nearlm.mixing import Contexts, Known, Mixture, verify_infinigram, verify_mixture
+    from nearlm.store import Datastore
+
+    opened = Datastore.open(store)
+    verify_mixture(opened, "default")
+    verify_infinigram(opened)
+    mixture = Mixture.load(opened)
+    tokens = np.random.default_rng(0).integers(-1, 300, 40).astype(np.int32)
+    known = Known.of(None, Contexts(tokens, np.zeros(9, np.int64), np.arange(9) * 4), 9)
+    mixture.weigh(known, mixture.ask(known), None, np.zeros(9, bool)).log_experts(np.zeros(9), tokens[:9])
+    mixture.table()
 
 
 def use_defaults(store: Path) -> None:
@@ -228,6 +245,8 @@ READERS: dict[str, Callable[[Path], None]] = {  # the first pattern that a file'
     "index/*": use_index,
     "gate/*": use_gate,
     "ngrams/*": use_gate,
+    "mixture/*": use_mixture,
+    "suffixes/*": use_mixture,
     "keys-*": use_keys,
     "transform.faiss": use_keys,
     "probe.npy": use_probe,

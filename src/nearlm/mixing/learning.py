@@ -76,7 +76,7 @@ def learn_all(
     read = cache_text(text, lm.tokenizer, opened.reading(stride), reporter)
     if read_settings(opened, index) is None:
         tune(opened, read, lm, index=index, stride=stride, reporter=reporter)
-    how: Any = {"name": name, "index": index, "stride": stride, "reporter": reporter}
+    how = {"name": name, "index": index, "stride": stride, "reporter": reporter}
     mixture = None if sources == NONE else Mixture.train(opened, read, lm, sources=sources, seed=training.seed, **how)
     better = mixture is not None and mixture.info.better
     return Learned(mixture, Gate.train(opened, read, lm, training, mixture=name if better else None, **how))
