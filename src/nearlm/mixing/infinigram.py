@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numba
@@ -141,7 +142,7 @@ def build_infinigram(store: AnyStore, reporter: Reporter = QUIET) -> InfiniGram:
         >>> infinigram = nearlm.build_infinigram(store)
         >>> knnlm = nearlm.KNNLM.load(store)
     """
-    opened = Datastore.open(store)
+    opened = Datastore.open(store) if isinstance(store, str | Path) else store
     place = opened.layout.suffixes
     place.folder.mkdir(exist_ok=True)
     with files.lock(place.folder, wait=reporter.say):

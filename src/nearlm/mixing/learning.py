@@ -10,11 +10,11 @@ from nearlm.mixing.mixture import ALL_SOURCES, Mixture
 from nearlm.mixing.mixture_features import KNN
 from nearlm.mixing.traces import cache_text
 from nearlm.mixing.tuning import tune
-from nearlm.model.lm import AnyModel
+from nearlm.model.lm import LM, AnyModel
 from nearlm.search import read_settings
 from nearlm.store import DEFAULT, NONE, AnyStore, Datastore
 from nearlm.store.model_files import load_lm
-from nearlm.text import Texts
+from nearlm.text import Texts, TokenText
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,7 +50,7 @@ def learn_all(
     """Tune an index unless it is tuned, train a mixture and then a gate for it, all on one validation text.
 
     If the mixture is not surely better than one λ, the gate chooses λ itself, as in the paper. For a store without
-    keys there is only a mixture, of its text.
+    keys there is only a mixture.
 
     Args:
         store: Folder of a store, `cache:NAME`, or an open store.
@@ -68,18 +68,25 @@ def learn_all(
         >>> knnlm = nearlm.KNNLM.load("mystore")  # uses what was learned, if it is better
     """
     opened = Datastore.open(store)
-    how: dict[str, Any]
     lm = load_lm(opened, model)
+    how: Any = {"name": name, "stride": stride, "reporter": reporter}
     if not len(opened):
-        how = {"name": name, "seed": training.seed, "stride": stride, "reporter": reporter}
-        return Learned(Mixture.train(opened, text, lm, sources=_without_search(opened, sources, reporter), **how), None)
+        left = _without_search(opened, sources, reporter)
+        return Learned(Mixture.train(opened, text, lm, sources=left, seed=training.seed, **how), None)
+    how["index"] = index
     read = cache_text(text, lm.tokenizer, opened.reading(stride), reporter)
     if read_settings(opened, index) is None:
         tune(opened, read, lm, index=index, stride=stride, reporter=reporter)
-    how = {"name": name, "index": index, "stride": stride, "reporter": reporter}
     mixture = None if sources == NONE else Mixture.train(opened, read, lm, sources=sources, seed=training.seed, **how)
+    return Learned(mixture, _train_gate(opened, read, lm, training, mixture, how))
+
+
+def _train_gate(
+    store: Datastore, text: TokenText, lm: LM, training: Training, mixture: Mixture | None, how: Any
+) -> Gate:
+    """Train a gate for a mixture, or one by itself if that is not better than one λ."""
     better = mixture is not None and mixture.info.better
-    return Learned(mixture, Gate.train(opened, read, lm, training, mixture=name if better else None, **how))
+    return Gate.train(store, text, lm, training, mixture=how["name"] if better else None, **how)
 
 
 def _without_search(store: Datastore, sources: str, reporter: Reporter) -> str:

@@ -81,9 +81,7 @@ def tune(
     """
     check_at_least(1, k=k)
     opened = Datastore.open(store)
-    if not len(opened):
-        learn = f"nearlm gate {opened.path} `text=…`, or learn_all()"
-        raise StoreError(f"{opened.path} has no keys, so nothing can be tuned; learn its weights with: {learn}")
+    _check_keys(opened)
     retriever = Retriever(opened, index, nprobe=nprobe, distances=distances)
     lm_trace = trace_text(load_lm(opened, model), opened, text, reporter, stride=stride)
     most = retriever.used_k(k)
@@ -91,6 +89,12 @@ def tune(
     tuning = tune_traces([trace_search(lm_trace, retriever, one, reporter) for one in ks])
     write_settings(opened, tuning.best)
     return tuning
+
+
+def _check_keys(store: Datastore) -> None:
+    if not len(store):
+        learn = f"nearlm gate {store.path} `text=…`, or learn_all()"
+        raise StoreError(f"{store.path} has no keys, so nothing can be tuned; learn its weights with: {learn}")
 
 
 def best_setting(trace: Trace) -> Tuned:
