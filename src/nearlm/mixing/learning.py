@@ -73,20 +73,17 @@ def learn_all(
     if not len(opened):
         left = _without_search(opened, sources, reporter)
         return Learned(Mixture.train(opened, text, lm, sources=left, seed=training.seed, **how), None)
-    how["index"] = index
     read = cache_text(text, lm.tokenizer, opened.reading(stride), reporter)
-    if read_settings(opened, index) is None:
-        tune(opened, read, lm, index=index, stride=stride, reporter=reporter)
-    mixture = None if sources == NONE else Mixture.train(opened, read, lm, sources=sources, seed=training.seed, **how)
-    return Learned(mixture, _train_gate(opened, read, lm, training, mixture, how))
+    return _learn(opened, read, lm, training, sources, {"index": index, **how})
 
 
-def _train_gate(
-    store: Datastore, text: TokenText, lm: LM, training: Training, mixture: Mixture | None, how: Any
-) -> Gate:
-    """Train a gate for a mixture, or one by itself if that is not better than one λ."""
+def _learn(store: Datastore, text: TokenText, lm: LM, training: Training, sources: str, how: Any) -> Learned:
+    """Tune, then train a mixture, then a gate: for the mixture, or by itself if that is not better than one λ."""
+    if read_settings(store, how["index"]) is None:
+        tune(store, text, lm, index=how["index"], stride=how["stride"], reporter=how["reporter"])
+    mixture = None if sources == NONE else Mixture.train(store, text, lm, sources=sources, seed=training.seed, **how)
     better = mixture is not None and mixture.info.better
-    return Gate.train(store, text, lm, training, mixture=how["name"] if better else None, **how)
+    return Learned(mixture, Gate.train(store, text, lm, training, mixture=how["name"] if better else None, **how))
 
 
 def _without_search(store: Datastore, sources: str, reporter: Reporter) -> str:

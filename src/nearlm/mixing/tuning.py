@@ -69,8 +69,7 @@ def tune(
         index: Which index of the store.
         nprobe: Lists that a search looks at, by default the index's.
         k: The most neighbours per token to try, by default 1024.
-        distances: Which distances weigh neighbours: those of the `index`, exact ones by the keys of the `store`, or of
-            its `parent`.
+        distances: Which distances weigh neighbours: of the `index`, exact ones of the `store`, or of its `parent`.
         stride: Tokens from window to window, by default the window.
         reporter: Whom to tell of the progress.
 
