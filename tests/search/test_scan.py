@@ -140,3 +140,22 @@ def test_lists_are_plain_arrays(tmp_path):
         "bias": (300,),
     }
     assert sorted(loaded["ids"]) == list(range(300))
+
+
+@given(
+    st.integers(50, 3000), st.integers(1, 60), st.lists(st.sampled_from([np.inf, -np.inf, np.nan, 3e38]), max_size=40)
+)
+def test_infinite_distances_and_those_that_are_no_numbers_are_no_nearest(count, k, odd):
+    """As an index or a query may hold them; they once led the selection outside its bins."""
+    from nearlm.search.scan import _select
+
+    rng = np.random.default_rng(count * 100 + k)
+    values = rng.random(count, np.float32)
+    values[rng.integers(0, count, len(odd))] = odd
+    begins, probed, offsets = np.array([[0, count]]), np.array([[0]]), np.array([0, count])
+    distances, ids = np.full((1, k), np.inf, np.float32), np.full((1, k), -1)
+    _select(values, probed, offsets, np.arange(count), begins, True, distances, ids)
+    numbers = np.sort(values[~np.isnan(values)])[:k]
+    np.testing.assert_array_equal(distances[0, : len(numbers)], np.maximum(numbers, 0))
+    found = ids[0][ids[0] >= 0]
+    assert len(set(found)) == len(found) == len(numbers)

@@ -254,6 +254,13 @@ def _guess(row, k):  # type: ignore[no-untyped-def]
     return _smallest(sample, min(int(rank + 3 * np.sqrt(rank) + 3), len(sample)))
 
 
+@numba.njit(cache=True, inline="always")
+def _bin(value, low, scale):  # type: ignore[no-untyped-def]
+    """Return the bin of a value; what is infinite or no number, which an index or a query may hold, is in the last."""
+    place = (value - low) * scale
+    return int(place) if 0 <= place < _BINS else _BINS - 1
+
+
 @numba.njit(cache=True)
 def _smallest(values, k):  # type: ignore[no-untyped-def]
     """Return the k-th smallest value: count them into bins, then sort only the bin that holds it."""
@@ -265,7 +272,7 @@ def _smallest(values, k):  # type: ignore[no-untyped-def]
     scale = np.float32(_BINS - 1) / (high - low)
     counts = np.zeros(_BINS, np.int32)
     for value in values:
-        counts[int((value - low) * scale)] += 1
+        counts[_bin(value, low, scale)] += 1
     chosen = 0
     while counts[chosen] < k:
         k -= counts[chosen]
@@ -273,7 +280,7 @@ def _smallest(values, k):  # type: ignore[no-untyped-def]
     inside, taken = np.empty(counts[chosen] + 1, np.float32), 0
     for value in values:
         inside[taken] = value
-        taken += int((value - low) * scale) == chosen
+        taken += _bin(value, low, scale) == chosen
     return np.sort(inside[:taken])[k - 1]
 
 
