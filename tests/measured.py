@@ -142,7 +142,14 @@ def choice() -> Choice:
     )
     held_out = HeldOutTokens(_TOKENS // 10, _VANILLA, _VANILLA, _NLM)
     return Choice(
-        0.1, _TOKENS, _NLM, option("vanilla", 781.0, 0.0), _VANILLA + 0.1, held_out, marked, paragraph=paragraph
+        _TOKENS,
+        _NLM,
+        option("vanilla", 781.0, 0.0),
+        marked,
+        paragraph,
+        budget=0.1,
+        target=_VANILLA + 0.1,
+        held_out=held_out,
     )
 
 
