@@ -146,15 +146,26 @@ def gate(work: Path) -> None:
     nearlm.Gate.train(work / "store", work.parent / "valid", training=nearlm.Training(epochs=2))
 
 
-def optimize(work: Path) -> None:
+def mixture(work: Path) -> None:
     import nearlm
-    from nearlm.optimizer import bench
-    from nearlm.search import kinds
 
-    kinds.paper_code_bytes = lambda dim: "4x4"  # trained at once
-    bench.searches_per_second = lambda retriever, queries, k: 1e6 / (k + retriever.store.dim)  # times would decide
-    bench.Bench.gate_seconds = lambda self, gate: 1e-6
-    nearlm.optimize(work / "store", work.parent / "valid", work / "fast", budget=2.0)
+    nearlm.Mixture.train(work / "store", work.parent / "valid")
+
+
+def optimize(**rule: float) -> Command:
+    def command(work: Path) -> None:
+        import nearlm
+        from nearlm.optimizer import bench
+        from nearlm.search import kinds
+
+        kinds.paper_code_bytes = lambda dim: "4x4"  # trained at once
+        bench.searches_per_second = lambda retriever, queries, k: 1e6 / (k + retriever.store.dim)  # times would decide
+        bench.Bench.gate_seconds = bench.Bench.network_seconds = lambda self, *given: 1e-6
+        bench.Bench.mixing_seconds = lambda self, memory: 2e-6
+        bench.Bench.lm_seconds = lambda self, lm: 1e-2
+        nearlm.optimize(work / "store", work.parent / "valid", work / "fast", **rule)
+
+    return command
 
 
 STAGES: dict[str, tuple[str | None, Command]] = {
@@ -168,7 +179,9 @@ STAGES: dict[str, tuple[str | None, Command]] = {
     "rank": ("index", prune("rank", keep=0.5, k=8)),
     "tune": ("index", tune),
     "gate": ("tune", gate),
-    "optimize": ("tune", optimize),
+    "mixture": ("tune", mixture),
+    "optimize": ("tune", optimize(budget=2.0)),
+    "overhead": ("tune", optimize(overhead=1.0)),
 }
 
 
