@@ -177,6 +177,14 @@ def test_an_index_of_another_kind_than_it_says_is_refused(indexed, spec: dict):
         open_index(store)
 
 
+@pytest.mark.parametrize("spec", [{"nprobe": -1}, {"nprobe": 0}, {"nprobe": 1 << 63}, {"nprobe": 8, "pca": -4}])
+def test_a_kind_with_numbers_that_cannot_be_is_refused(indexed, spec: dict):
+    store, description = indexed
+    files.write_stamped(description, {**files.read_json(description), "spec": {"factory": "IVF16,Flat", **spec}})
+    with pytest.raises(StoreError, match=r"index\.json is not as .*, expected at least 1"):
+        open_index(store)
+
+
 def test_a_kind_that_is_changed_later_is_looked_at_again(indexed, tmp_path, monkeypatch):
     store, description = indexed
     monkeypatch.setenv("NEARLM_CACHE", str(tmp_path / "own"))

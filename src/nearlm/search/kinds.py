@@ -32,6 +32,9 @@ class IndexSpec:
     pca: int | None = None
     eigen_power: float = 0.0
 
+    def __post_init__(self) -> None:
+        check_at_least(1, nprobe=self.nprobe, pca=self.pca)
+
     def __str__(self) -> str:
         """Name the kind, e.g. `IVF256,SQ8 over 192 axes`."""
         return f"{self.factory} over {self.pca} axes" if self.pca else self.factory
