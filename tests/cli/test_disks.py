@@ -30,7 +30,10 @@ WRITE = {  # commands that write, and where
     "rank": "prune STORE --method rank --keep 0.5 --k 8 --out OUT",
     "tune": "tune STORE VALID",
     "gate": "gate STORE VALID --epochs 1 --gate other",
+    "instant": "build VALID --model MODEL --window 64 --keys none --out OUT",
     "optimize": "optimize STORE VALID --budget 5 --out OUT",
+    "overhead": "optimize STORE VALID --overhead 100 --out OUT",
+    "ablate": "ablate STORE VALID",
     "sweep": "sweep STORE 8 --over dim --text VALID --out OUT",
 }
 READ = {  # commands that need no place to write, or another
@@ -112,7 +115,7 @@ def test_a_full_disk_is_named_and_nothing_is_lost(place, tmp_path, command, quic
         assert before.items() <= contents(place / "store").items()
     assert run(WRITE[command], place)[0] == 0
     assert not list(place.rglob("*.part")) + list(place.rglob("*.job"))
-    if command not in ("optimize", "sweep"):  # what they choose depends on times
+    if command not in ("optimize", "overhead", "sweep"):  # what they choose depends on times
         assert contents(place) == contents(whole)
 
 
