@@ -14,6 +14,7 @@ from nearlm.mixing.gate_training import SHARES, SURE, TRUSTED_TOKENS, Training
 from nearlm.mixing.mixture import Mixture
 from nearlm.mixing.mixture_features import Known, Proposal
 from nearlm.mixing.mixture_training import Searched, mixture_examples
+from nearlm.mixing.network_files import check_described
 from nearlm.mixing.traces import Trace, trace_text
 from nearlm.mixing.trained import check_trained, search_for, tuned_settings
 from nearlm.model.lm import AnyModel
@@ -109,12 +110,7 @@ class Gate:
         """Open a gate of a store; refuse one of an earlier state of it."""
         place = gate_files(store, name)
         again = f"nearlm gate {store.path} `text=…`{'' if name == DEFAULT else f' `gate={name!r}`'}, or Gate.train()"
-        if not place.description.exists():
-            known = ", ".join(store.gates) or "none"
-            raise StoreError(f"{store.path} has no gate {name!r} (it has {known}); make one with: {again}")
-        version = files.read_json(place.description).get("format")
-        if version != FORMAT:
-            raise StoreError(f"gate {name!r} has format {version}, this nearlm reads {FORMAT}; train again: {again}")
+        check_described(store.path, "gate", name, store.gates, place.description, FORMAT, again)
         info = verify_gate(store, name)
         if info.store != store.checksum:
             raise StoreError(f"gate {name!r} is of an earlier state of {store.path}; train it again: {again}")

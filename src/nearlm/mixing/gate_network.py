@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 
-from nearlm.base import Doubles, Floats, OptionError, Reals, StoreError
+from nearlm.base import Doubles, Floats, OptionError, Reals
 from nearlm.mixing.equations import mix_logs
+from nearlm.mixing.network_files import load_weights
 from nearlm.mixing.ngrams import MAX_N, Counts
 
 SCALARS = {"conf": 1, "ent": 1, "freq": MAX_N, "fert": MAX_N, "suffix": 4}
@@ -154,11 +153,7 @@ class GateNetwork(nn.Module):
 def load_network(path: Path, inputs: Inputs, remedy: str) -> GateNetwork:
     """Read the weights of a network with these inputs."""
     network = GateNetwork(inputs)
-    try:
-        network.load_state_dict(load_tensors(path.read_bytes()))
-    except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise StoreError(f"{path} is not as nearlm writes it ({why}); {remedy}") from None
+    load_weights(network, path, remedy)
     return network
 
 

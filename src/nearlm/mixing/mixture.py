@@ -3,8 +3,6 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from nearlm.base import QUIET, Json, OptionError, Reporter, StoreError, canonical_hash, files
@@ -26,6 +24,7 @@ from nearlm.mixing.mixture_features import (
 )
 from nearlm.mixing.mixture_network import MixtureNetwork
 from nearlm.mixing.mixture_training import MixtureVerdict, Searched, learn_mixture, mixture_examples
+from nearlm.mixing.network_files import check_described, load_weights
 from nearlm.mixing.traces import LMTrace, trace_text
 from nearlm.mixing.trained import check_trained, search_for, search_hash, search_only, tuned_settings
 from nearlm.mixing.usual import USUAL_SOURCES, UsualWeights
@@ -135,12 +134,7 @@ class Mixture:
         """Open a mixture of a store; refuse one of an earlier state of it."""
         place = mixture_files(store, name)
         again = f"nearlm gate {store.path} `text=…`{'' if name == DEFAULT else f' `gate={name!r}`'}, or Mixture.train()"
-        if not place.description.exists():
-            known = ", ".join(store.mixtures) or "none"
-            raise StoreError(f"{store.path} has no mixture {name!r} (it has {known}); make one with: {again}")
-        version = files.read_json(place.description).get("format")
-        if version != FORMAT:
-            raise StoreError(f"mixture {name!r} has format {version}, this nearlm reads {FORMAT}; train again: {again}")
+        check_described(store.path, "mixture", name, store.mixtures, place.description, FORMAT, again)
         info = verify_mixture(store, name)
         if info.store != store.checksum:
             raise StoreError(f"mixture {name!r} is of an earlier state of {store.path}; train it again: {again}")
@@ -274,11 +268,7 @@ def verify_mixture(store: Datastore, name: str) -> MixtureInfo:
 
 def _read_network(place: MixtureFiles, info: MixtureInfo) -> MixtureNetwork:
     network = MixtureNetwork(width_of(info.sources), experts_count(info.sources))
-    try:
-        network.load_state_dict(load_tensors(place.weights.read_bytes()))
-    except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise StoreError(f"{place.weights} is not as nearlm writes it ({why}); {_remedy(place)}") from None
+    load_weights(network, place.weights, _remedy(place))
     return network.eval()
 
 

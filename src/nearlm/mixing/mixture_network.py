@@ -11,7 +11,6 @@ from nearlm.base import Doubles, Floats
 HIDDEN = 64
 DROPOUT = 0.1
 _CLIP = 4.0  # standard deviations: a feature never seen like this counts as the most extreme one that was
-_LEAST = 1e-4
 
 
 class MixtureNetwork(nn.Module):

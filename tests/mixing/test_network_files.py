@@ -1,0 +1,31 @@
+"""Networks on disk: refused where they are missing, of another version, or not what was written."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from nearlm.base.errors import StoreError
+from nearlm.mixing.network_files import check_described, load_weights
+
+
+def test_what_is_missing_or_of_another_version_is_refused(tmp_path):
+    place = tmp_path / "gate.json"
+    with pytest.raises(StoreError, match="has no gate 'x' \\(it has a, b\\); make one with: again"):
+        check_described(tmp_path, "gate", "x", ["a", "b"], place, 4, "again")
+    place.write_text(json.dumps({"format": 3}))
+    with pytest.raises(StoreError, match="gate 'x' has format 3, this nearlm reads 4; train again: again"):
+        check_described(tmp_path, "gate", "x", [], place, 4, "again")
+    check_described(tmp_path, "gate", "x", [], place, 3, "again")
+
+
+def test_weights_are_those_of_the_network_or_refused(tmp_path):
+    made, other, path = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2), tmp_path / "weights"
+    path.write_bytes(save(made.state_dict()))
+    load_weights(other, path, "remedy")
+    torch.testing.assert_close(made.weight, other.weight, rtol=0, atol=0)
+    for content in (b"", b"nonsense", save(torch.nn.Linear(2, 2).state_dict())):
+        path.write_bytes(content)
+        with pytest.raises(StoreError, match=r"not as nearlm writes it.*remedy"):
+            load_weights(other, path, "remedy")
