@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 AT_ONCE = 200  # cases of one process
 SECONDS = 20  # before a case hangs
 HOSTILE = 0.8  # of the cases have checksums that are right
+BESIDE = ("model", "valid.txt")  # what a build that is finished needs
 
 
 def main() -> None:
@@ -60,7 +61,7 @@ def fuzz(folder: Path, seconds: float, seed: int, only: str) -> list[dict[str, s
     in_child(lambda: make(folder))  # so that this process never runs a thread of FAISS, numba or torch
     import nearlm.knnlm  # noqa: F401  (once, so that a child starts at once)
 
-    folders = sorted(path for path in folder.iterdir() if path.is_dir() and path.name != "cache")
+    folders = sorted(path for path in folder.iterdir() if path.is_dir() and path.name not in ("cache", "model"))
     due = time.monotonic() + seconds
     found: list[dict[str, str]] = []
     while time.monotonic() < due:
@@ -85,6 +86,8 @@ def make(folder: Path) -> None:
     for store in stores.folders.values():  # sound ones can be read; kernels are compiled
         for name in readers.files_of(store):
             with tempfile.TemporaryDirectory(dir=folder) as copy:
+                for beside in BESIDE:
+                    (Path(copy) / beside).symlink_to(folder / beside)
                 shutil.copytree(folder / "store", Path(copy) / "store")
                 work = shutil.copytree(store, Path(copy) / store.name, dirs_exist_ok=True)
                 readers.reader_of(name)(work)
@@ -134,8 +137,9 @@ def attempt(folder: Path, store: Path, name: str, choice: random.Random) -> dict
     work = folder / "work"
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(store, work / store.name)
-    if not (work / "store").exists():
-        (work / "store").symlink_to(folder / "store")
+    for beside in ("store", *BESIDE):
+        if not (work / beside).exists():
+            (work / beside).symlink_to(folder / beside)
     signal.alarm(SECONDS)
     try:
         said = readers.attempt(work / store.name, name, choice, hostile=choice.random() < HOSTILE)

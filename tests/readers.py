@@ -48,9 +48,10 @@ class Stores:
             Gate.train(made, str(folder / "valid.txt"), lm, Training(epochs=1, features="all"))
             Mixture.train(made, str(folder / "valid.txt"), lm)
             optimize_note(made)
-        for name in ("model", "ranked", "merged"):
+        for name in ("ranked", "merged"):
             shutil.rmtree(folder / name)
-        self.folders = {name: folder / name for name in ("store", "small", "trace", "begun", "counted", "derived")}
+        names = ("store", "small", "trace", "begun", "counted", "derived", "built")
+        self.folders = {name: folder / name for name in names}
         write_trace(self.folders["trace"])
         for name in ("begun", "counted"):
             shutil.copytree(store.path, folder / name)
@@ -58,6 +59,7 @@ class Stores:
         shutil.rmtree(self.folders["counted"] / "ngrams")
         stop_at("nearlm.mixing.ngrams._Counting._finish", lambda: use_ngrams_job(self.folders["counted"]))
         stop_at("nearlm.shrink.reduction.FileInfo.of", lambda: use_derive_job(self.folders["derived"]))
+        stop_at("nearlm.store.builder.finish", lambda: use_build_job(self.folders["built"]))
 
 
 def stop_at(place: str, work: Callable[[], None]) -> None:
@@ -222,6 +224,13 @@ def use_derive_job(store: Path) -> None:
     reduce_store(store.parent / "store", ReduceOptions(8), store)
 
 
+def use_build_job(store: Path) -> None:
+    """Finish a build; model and text stand beside it."""
+    from calls import build
+
+    build(str(store.parent / "model"), str(store.parent / "valid.txt"), store, window=64, quiet=True)
+
+
 def use_ngrams_job(store: Path) -> None:
     """Finish n-gram tables."""
     from nearlm.mixing.ngrams import build_ngrams
@@ -235,6 +244,7 @@ READERS: dict[str, Callable[[Path], None]] = {  # the first pattern that a file'
     "logp.npy": use_trace,
     "index/begun/*": use_index_job,
     "derive.job/*": use_derive_job,
+    "build.job/*": use_build_job,
     "ngrams/ngrams.job/*": use_ngrams_job,
     "manifest.json": use_records,
     "defaults.json": use_defaults,
@@ -306,7 +316,9 @@ def change_numbers(data: bytes, choice: random.Random) -> bytes:
             wrong = choice.choice([np.inf, -np.inf, np.nan, 6e4, 0])
         else:
             limits = np.iinfo(array.dtype)
-            wrong = choice.choice([limits.min, limits.max, -1, 0, min(12345, limits.max), limits.max // 2])
+            wrong = choice.choice(
+                [limits.min, limits.max, max(-1, limits.min), 0, min(12345, limits.max), limits.max // 2]
+            )
         array[choice.randrange(len(array))] = wrong
     return data[: files.NPY_HEADER] + array.tobytes()
 

@@ -28,13 +28,21 @@ KINDS = [  # each with its own reader, or its own kind of contents
     "gate/default/gate.json",
     "gate/default/gate.safetensors",
     "ngrams/ngrams.json",
+    "mixture/default/mixture.json",
+    "mixture/default/mixture.safetensors",
+    "suffixes/suffixes.json",
     "tokenizer/tokenizer.json",
     "tokenizer/tokenizer_config.json",
     "index/graph/data-*/index.faiss",
     "index/default/data-*/index.faiss",
     "*.npy",
 ]
-JOBS = {"begun": "index/begun/index.job/*", "counted": "ngrams/ngrams.job/*", "derived": "derive.job/*"}
+JOBS = {
+    "begun": "index/begun/index.job/*",
+    "counted": "ngrams/ngrams.job/*",
+    "derived": "derive.job/*",
+    "built": "build.job/*",
+}
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +94,8 @@ def test_a_changed_note_of_an_unfinished_job_is_read_or_refused(kind, sound, tmp
     folder.mkdir(exist_ok=True)
     if not (folder / "store").exists():
         shutil.copytree(sound["store"], folder / "store")
+        shutil.copytree(sound["store"].parent / "model", folder / "model")
+        shutil.copy(sound["store"].parent / "valid.txt", folder)
     read_changed(sound[kind], folder / kind, JOBS[kind], seed)
 
 
