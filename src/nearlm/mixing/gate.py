@@ -9,12 +9,12 @@ from nearlm.base import QUIET, Doubles, Job, OptionError, Reals, Reporter, Store
 from nearlm.base.records import FileInfo, check_files, check_names, read_record, write_record
 from nearlm.mixing.contexts import Contexts
 from nearlm.mixing.gate_learning import FORMAT, GateInfo, Looked, Verdict, Ways, learn
-from nearlm.mixing.gate_network import GateNetwork, capped_lambda, load_network
+from nearlm.mixing.gate_network import GateNetwork, capped_lambda
 from nearlm.mixing.gate_training import SHARES, SURE, TRUSTED_TOKENS, Training
 from nearlm.mixing.mixture import Mixture
 from nearlm.mixing.mixture_features import Known, Proposal
 from nearlm.mixing.mixture_training import Searched, mixture_examples
-from nearlm.mixing.network_files import check_described
+from nearlm.mixing.network_files import check_described, load_network
 from nearlm.mixing.traces import Trace, trace_text
 from nearlm.mixing.trained import check_trained, search_for, tuned_settings
 from nearlm.model.lm import AnyModel
@@ -246,7 +246,7 @@ def _read_network(place: GateFiles, info: GateInfo, dim: int) -> GateNetwork:
     lengths = {len(values) for values in (held.curve, held.errors, held.random)}
     if info.shape.dim != dim or lengths != {len(SHARES)} or len(info.thresholds) != len(SHARES) - 2:
         raise StoreError(f"{place.description} describes no gate of this store; {remedy}")
-    return load_network(place.weights, info.shape, remedy)
+    return load_network(lambda: GateNetwork(info.shape), place.weights, remedy)
 
 
 def verify_gate(store: Datastore, name: str) -> GateInfo:

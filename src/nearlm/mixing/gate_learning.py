@@ -7,7 +7,7 @@ from safetensors.torch import save as save_tensors
 
 from nearlm.base import Doubles, FileInfo, Floats, Job, Json, Reporter, blocks, files, to_json
 from nearlm.mixing.equations import mix, perplexity
-from nearlm.mixing.gate_network import GateNetwork, Inputs, capped_lambda, load_network, scalar_columns
+from nearlm.mixing.gate_network import GateNetwork, Inputs, capped_lambda, scalar_columns
 from nearlm.mixing.gate_training import (
     SHARES,
     SURE,
@@ -24,6 +24,7 @@ from nearlm.mixing.gate_training import (
 )
 from nearlm.mixing.infinigram import InfiniGram, build_infinigram
 from nearlm.mixing.mixture_features import NGRAM, Known, Proposal, propose, suffix_features
+from nearlm.mixing.network_files import load_network
 from nearlm.mixing.ngrams import MAX_N, NGrams, build_ngrams
 from nearlm.mixing.traces import Trace
 from nearlm.mixing.trained import search_hash, search_only
@@ -248,7 +249,7 @@ def _train(
         return trained.perplexity, trained.epochs
 
     value, epochs = job.once(f"l1-{l1:g}", tuple[float, int], train)
-    network = load_network(path, inputs, f"remove {job.folder} and train the gate again")
+    network = load_network(lambda: GateNetwork(inputs), path, f"remove {job.folder} and train the gate again")
     return Trained(network.eval(), l1, value, epochs)
 
 

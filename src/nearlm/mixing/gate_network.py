@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from torch import Tensor, nn
 
 from nearlm.base import Doubles, Floats, OptionError, Reals
 from nearlm.mixing.equations import mix_logs
-from nearlm.mixing.network_files import load_weights
 from nearlm.mixing.ngrams import MAX_N, Counts
 
 SCALARS = {"conf": 1, "ent": 1, "freq": MAX_N, "fert": MAX_N, "suffix": 4}
@@ -148,13 +146,6 @@ class GateNetwork(nn.Module):
                 vectors = torch.from_numpy(np.array(keys[part], np.float32))
                 out[part] = self(vectors, torch.from_numpy(scalars[part])).double().numpy()
         return out
-
-
-def load_network(path: Path, inputs: Inputs, remedy: str) -> GateNetwork:
-    """Read the weights of a network with these inputs."""
-    network = GateNetwork(inputs)
-    load_weights(network, path, remedy)
-    return network
 
 
 def capped_lambda(log_lam: Doubles) -> Doubles:

@@ -24,7 +24,7 @@ from nearlm.mixing.mixture_features import (
 )
 from nearlm.mixing.mixture_network import MixtureNetwork
 from nearlm.mixing.mixture_training import MixtureVerdict, Searched, learn_mixture, mixture_examples
-from nearlm.mixing.network_files import check_described, load_weights
+from nearlm.mixing.network_files import check_described, load_network
 from nearlm.mixing.traces import LMTrace, trace_text
 from nearlm.mixing.trained import check_trained, search_for, search_hash, search_only, tuned_settings
 from nearlm.mixing.usual import USUAL_SOURCES, UsualWeights
@@ -267,9 +267,8 @@ def verify_mixture(store: Datastore, name: str) -> MixtureInfo:
 
 
 def _read_network(place: MixtureFiles, info: MixtureInfo) -> MixtureNetwork:
-    network = MixtureNetwork(width_of(info.sources), experts_count(info.sources))
-    load_weights(network, place.weights, _remedy(place))
-    return network.eval()
+    sizes = width_of(info.sources), experts_count(info.sources)
+    return load_network(lambda: MixtureNetwork(*sizes), place.weights, _remedy(place))
 
 
 def experts_count(sources: tuple[str, ...]) -> int:

@@ -1,12 +1,17 @@
 """Trained networks on disk: whether a store has one that this version reads, and its weights."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import nn
 
 from nearlm.base import StoreError, files
+
+Network = TypeVar("Network", bound=nn.Module)
 
 
 def check_described(
@@ -21,10 +26,17 @@ def check_described(
         raise StoreError(f"{kind} {name!r} has format {found}, this nearlm reads {version}; train again: {again}")
 
 
-def load_weights(network: nn.Module, path: Path, remedy: str) -> None:
-    """Read the weights of a network; refuse those that are not its own."""
+def load_network(make: Callable[[], Network], path: Path, remedy: str) -> Network:
+    """Make a network with the weights of a file; refuse those that are not its own."""
+    with torch.device("meta"):  # no weights are made up to be overwritten
+        network = make()
     try:
-        network.load_state_dict(load_tensors(path.read_bytes()))
+        tensors = load_tensors(path.read_bytes())
+        odd = {str(tensor.dtype) for tensor in tensors.values()} - {"torch.float32"}
+        if odd:
+            raise ValueError(f"numbers are {odd.pop()}, expected torch.float32")
+        network.load_state_dict(tensors, assign=True)
     except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise StoreError(f"{path} is not as nearlm writes it ({why}); {remedy}") from None
+    return network.eval()
