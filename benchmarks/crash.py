@@ -68,13 +68,14 @@ class Bench:
 
     def prepare(self, stage: str) -> None:
         """Lay out what a stage begins with, and an empty cache."""
+        source = STAGES[stage][0]
+        before = None if source is None else self.finish(source)  # which may work in the same folder
         shutil.rmtree(self.folder / "cache", ignore_errors=True)
         shutil.rmtree(self.work, ignore_errors=True)
-        source = STAGES[stage][0]
-        if source is None:
+        if before is None:
             self.work.mkdir()
         else:
-            shutil.copytree(self.finish(source) / "store", self.work / "store")
+            shutil.copytree(before / "store", self.work / "store")
 
     def finish(self, stage: str) -> Path:
         """Return what a stage makes when it is left alone."""
