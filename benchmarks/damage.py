@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import numpy as np
 
 from nearlm.base import NearLMError, files
+from readers import leaves, restamp
 
 SECONDS = 60
 PROMPT = "the licence grants"
@@ -396,42 +397,6 @@ def name(path: Path, choice: random.Random, bench: Bench) -> bool:
 
 
 WAYS = {way.__name__: way for way in (flip, zero, cut, grow, remove, folder, fifo, link, number, value, name)}
-
-
-def leaves(whole: Any):
-    items = whole.items() if isinstance(whole, dict) else enumerate(whole)
-    for key, one in list(items):
-        yield whole, key
-        if isinstance(one, dict | list):
-            yield from leaves(one)
-
-
-def restamp(store: Path) -> None:
-    """Make every checksum right again, as somebody would who means harm."""
-    manifest = store / "manifest.json"
-    others = sorted(path for path in store.rglob("*.json") if path != manifest and path.parent.name != "tokenizer")
-    old = read(manifest).get("checksum") if isinstance(read(manifest), dict) else None
-    for path in (*others, manifest, *others):
-        whole = read(path)
-        if not isinstance(whole, dict) or "checksum" not in whole:
-            continue
-        listed = whole.get("files")
-        for listed_name, one in listed.items() if isinstance(listed, dict) else ():
-            place = path.parent / str(listed_name)
-            if isinstance(one, dict) and place.is_file():
-                one["bytes"], one["sha256"] = place.stat().st_size, files.checksum(place)
-        new = read(manifest).get("checksum") if isinstance(read(manifest), dict) else None
-        text = json.dumps(whole, ensure_ascii=False)
-        if isinstance(old, str) and isinstance(new, str) and path != manifest:
-            text = text.replace(old, new)
-        files.write_stamped(path, json.loads(text))
-
-
-def read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def table(found: list[dict[str, Any]], seed: int) -> str:

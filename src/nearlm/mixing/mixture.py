@@ -74,19 +74,7 @@ class Mixture:
     @classmethod
     def usual(cls, store: Datastore) -> "Mixture":
         """Mix LM, ∞-gram and the text so far by a rule that nobody trained; it needs no keys, and is not saved."""
-        nothing = MixtureVerdict(False, 0, 0, "", *[float("nan")] * 6)
-        info = MixtureInfo(
-            **vars(nothing),
-            format=FORMAT,
-            sources=USUAL_SOURCES,
-            store=store.checksum,
-            search="",
-            model=store.manifest.model.fingerprint,
-            text="",
-            settings=SearchSettings(),
-            seed=0,
-            files={},
-        )
+        info = _untrained_info(USUAL_SOURCES, SearchSettings(), store.checksum, store.manifest.model.fingerprint)
         return cls(NONE, info, UsualWeights(), InfiniGram.open(store))
 
     @classmethod
@@ -231,13 +219,20 @@ def _learn(
     )
 
 
+def _untrained_info(
+    sources: tuple[str, ...], settings: SearchSettings, store: str = "", model: str = ""
+) -> MixtureInfo:
+    """Describe a mixture that nobody trained, of which nothing was measured."""
+    nothing = MixtureVerdict(False, 0, 0, "", *[float("nan")] * 6)
+    made_from: Json = {"store": store, "search": "", "model": model, "text": "", "seed": 0, "files": {}}
+    return MixtureInfo(**vars(nothing), **made_from, format=FORMAT, sources=sources, settings=settings)
+
+
 def untrained_mixture(
     sources: tuple[str, ...], infinigram: InfiniGram | None, tuned: SearchSettings = SearchSettings()
 ) -> Mixture:
     """Make a mixture whose weights mean nothing, to time it."""
-    verdict = MixtureVerdict(False, 0, 0, "", 1.0, 1.0, 1.0, 1.0, 0.0, 0.0)
-    made_from: Json = {"store": "", "search": "", "model": "", "text": "", "seed": 0, "files": {}}
-    info = MixtureInfo(**vars(verdict), **made_from, format=FORMAT, sources=sources, settings=search_only(tuned))
+    info = _untrained_info(sources, search_only(tuned))
     return Mixture("untrained", info, MixtureNetwork(width_of(sources), experts_count(sources)).eval(), infinigram)
 
 
