@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import numba
 import numpy as np
 
 from nearlm.base import Json, OptionError, Reporter, check_at_least, size, to_json
@@ -84,10 +85,15 @@ class Retriever:
 
     def neighbors(self, distances: Floats, ids: Ids) -> Neighbors:
         """Look up the tokens and weights of what a search found."""
-        real = ids >= 0
-        tokens = np.where(real, self._values[ids], np.int32(-1))
-        weights = None if self._weights is None else np.where(real, self._weights[ids], np.int32(0))
-        return Neighbors(np.where(real, distances, np.float32(np.inf)), tokens, weights, ids)
+        tokens = np.empty(ids.shape, np.int32)
+        _look_up(ids, self._values, np.int32(-1), tokens)
+        weights = None
+        if self._weights is not None:
+            weights = np.empty(ids.shape, np.int32)
+            _look_up(ids, self._weights, np.int32(0), weights)
+        if ids.size and ids.min() < 0:
+            distances = np.where(ids >= 0, distances, np.float32(np.inf))
+        return Neighbors(distances, tokens, weights, ids)
 
     def announce(self, reporter: Reporter) -> None:
         """Say what the index needs."""
@@ -102,3 +108,10 @@ class Retriever:
             "nprobe": self.index.nprobe,
             "distances": self.distances,
         }
+
+
+@numba.njit(cache=True, parallel=True, nogil=True)
+def _look_up(ids, column, missing, out):  # type: ignore[no-untyped-def]
+    for i in numba.prange(len(ids)):
+        for j in range(ids.shape[1]):
+            out[i, j] = column[ids[i, j]] if ids[i, j] >= 0 else missing

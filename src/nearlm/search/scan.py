@@ -1,13 +1,11 @@
 """Search in inverted lists of 8-bit codes, many queries at once.
 
 FAISS scans a list once for every query that probes it. Here the queries of a batch are grouped by list: a list is read
-and decoded once, and scored against all its queries by register-blocked products, so that the work is bound by
-arithmetic instead of memory. Codes lie in plain arrays in list order, which can be mapped from disk.
-
-With codes c from -128 to 127, scale s and centre m (per dimension) a record is x = centroid + m + s·c, so for a query
-q and r = q - centroid - m the squared distance is |r|² + Σ s²c² - 2 Σ r·s·c; the middle term is `bias`.
+once and multiplied with all its queries, so that the work is bound by arithmetic instead of memory. Codes lie in plain
+arrays in list order, which can be mapped from disk.
 """
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,15 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from nearlm.base import Array, ArrayFile, Floats, Ints, blocks, files
+from nearlm.search.selection import EVERY, guess_limits, nearest_lists, select
+from nearlm.search.vectors import multiply_matrix
+from nearlm.search.visits import Kept, Visits, visit, weigh
 from nearlm.store import IndexData
 
 Found = tuple[Floats, Ints]  # squared distances and ids, [n, k]
 
-_QUERIES = 1024  # searched together: their distances to all candidates are held at once
-_CANDIDATES = 1 << 25  # distances held at once, unless one query alone has more
-_ROWS = 32  # of a list, decoded together
-_SAMPLE = 512
-_BINS = 512
+_QUERIES = 2048  # searched together
+_FEW = 16  # queries
+_CANDIDATES = 1 << 24  # for which there is room at once, unless one query alone has more
 
 
 def can_scan(index: Any) -> bool:
@@ -119,46 +118,79 @@ class ListScan:
         self._scratch = threading.local()
         self.scale, self.centre = _scale_and_centre(index)
         self.centroids = np.zeros((index.nlist, index.d), np.float32)
+        means = index.quantizer.reconstruct_n(0, index.nlist)
         if index.by_residual:
-            index.quantizer.reconstruct_n(0, index.nlist, self.centroids)
+            self.centroids = means
+        self._means = means if isinstance(index.quantizer, faiss.IndexFlat) else None
+        self._squares = np.square(means).sum(1)
 
     def search(self, queries: Floats, k: int, nprobe: int, *, ordered: bool = True) -> Found:
         """Return squared distances and ids, [n, k], padded with inf and -1, nearest first if `ordered`."""
         distances = np.full((len(queries), k), np.inf, np.float32)
         ids = np.full((len(queries), k), -1, np.int64)
-        for part in blocks(len(queries), _QUERIES):
-            self._search(queries[part], nprobe, ordered, distances[part], ids[part])
+        with _threads(len(queries)):
+            for part in blocks(len(queries), _QUERIES):
+                self._search(queries[part], nprobe, ordered, distances[part], ids[part])
         return distances, ids
 
-    def _search(self, queries: Floats, nprobe: int, ordered: bool, distances: Floats, ids: Ints) -> None:
-        offsets = self.lists.offsets
-        _, probed = self.quantizer.search(queries, min(nprobe, len(offsets) - 1))
-        ends = np.cumsum(np.where(probed >= 0, offsets[probed + 1] - offsets[probed], 0), axis=1)
-        if len(queries) > 1 and ends[:, -1].sum() > _CANDIDATES:
+    def _search(
+        self, queries: Floats, nprobe: int, ordered: bool, distances: Floats, ids: Ints, *, guess: bool = True
+    ) -> None:
+        lists = self.lists
+        visits = Visits.plan(self._probe(queries, min(nprobe, len(lists.offsets) - 1)), lists.offsets)
+        if not visits.candidates:  # NaN queries probe no list
+            return
+        if len(queries) > 1 and visits.candidates > _CANDIDATES:
             half = len(queries) // 2
-            self._search(queries[:half], nprobe, ordered, distances[:half], ids[:half])
-            self._search(queries[half:], nprobe, ordered, distances[half:], ids[half:])
+            for part in (slice(0, half), slice(half, None)):
+                self._search(queries[part], nprobe, ordered, distances[part], ids[part], guess=guess)
             return
-        begins = np.hstack((np.zeros((len(queries), 1), np.int64), ends))
-        begins += np.concatenate(([0], np.cumsum(ends[:-1, -1])))[:, None]
-        pairs = np.argsort(probed, axis=None, kind="stable")
-        pairs = pairs[np.searchsorted(probed.reshape(-1)[pairs], 0) :]
-        if not len(pairs):  # NaN queries probe no list
-            return
-        grouped = probed.reshape(-1)[pairs]
-        groups = np.concatenate(([0], np.flatnonzero(np.diff(grouped)) + 1, [len(grouped)])).astype(np.int64)
-        candidates = self._room(int(ends[:, -1].sum()))
-        decoder = self.centroids, self.scale, self.centre
-        records = offsets, self.lists.codes, self.lists.bias
-        _score_lists(queries, *decoder, *records, probed, pairs, groups, begins, candidates)
-        _select(candidates, probed, offsets, self.lists.ids, begins, ordered, distances, ids)
+        weights = weigh(queries, self.centroids, self.scale, self.centre, visits)
+        limits = np.full(len(queries), np.inf, np.float32)
+        if guess:
+            sampled = visits.sample(lists.offsets, EVERY)
+            sample = visit(weights, limits, lists, sampled, self._room(sampled))
+            limits = guess_limits(sample.distances, sampled, visits, distances.shape[1])
+        kept = visit(weights, limits, lists, visits, self._room(visits))
+        missed = select(kept, visits, lists.offsets, lists.ids, ordered, distances, ids)
+        if guess and missed.any():
+            near = distances[missed]
+            found = ids[missed]
+            self._search(queries[missed], nprobe, ordered, near, found, guess=False)
+            distances[missed] = near
+            ids[missed] = found
 
-    def _room(self, count: int) -> Floats:
-        """Return memory for distances, the same each time: fresh pages cost more than what is written into them."""
-        room: Floats | None = getattr(self._scratch, "room", None)
-        if room is None or len(room) < count:
-            room = self._scratch.room = np.empty(count * 5 // 4, np.float32)
-        return room[:count]
+    def _probe(self, queries: Floats, nprobe: int) -> Ints:
+        """Return the nearest lists of queries, [n, nprobe].
+
+        FAISS is asked only if it has more than centroids: its threads and numba's get in each other's way.
+        """
+        if self._means is None:
+            return self.quantizer.search(queries, nprobe)[1]  # type: ignore[no-any-return]
+        scores = multiply_matrix(queries, self._means)
+        return nearest_lists(self._squares - 2 * scores, nprobe)
+
+    def _room(self, visits: Visits) -> Kept:
+        """Return room for all candidates, the same each time: fresh pages cost more than what is written into them."""
+        room: Kept | None = getattr(self._scratch, "room", None)
+        count = visits.candidates
+        if room is None or len(room.distances) < count:
+            most = count * 5 // 4
+            room = Kept(np.empty(most, np.float32), np.empty(most, np.int32), np.empty(0, np.int32))
+            self._scratch.room = room
+        return room._replace(counts=np.zeros(visits.probed.size, np.int32))
+
+
+@contextlib.contextmanager
+def _threads(queries: int) -> Iterator[None]:
+    """Search for few queries in one thread: waking another up, and waiting for it, takes longer than it saves."""
+    usual = numba.get_num_threads()
+    if queries < _FEW:
+        numba.set_num_threads(1)
+    try:
+        yield
+    finally:
+        numba.set_num_threads(usual)
 
 
 def _scale_and_centre(index: Any) -> tuple[Floats, Floats]:
@@ -166,158 +198,3 @@ def _scale_and_centre(index: Any) -> tuple[Floats, Floats]:
     trained = faiss.vector_to_array(index.sq.trained).reshape(2, -1)
     scale = trained[1] / np.float32(255)
     return scale, trained[0] + np.float32(128.5) * scale
-
-
-@numba.njit(cache=True, parallel=True, nogil=True, fastmath=True)
-def _score_lists(  # type: ignore[no-untyped-def]
-    queries, centroids, scale, centre, offsets, codes, bias, probed, pairs, groups, begins, out
-):
-    """Write the distance of every query to every record of every list it probes."""
-    dim, nprobe = queries.shape[1], probed.shape[1]
-    for g in numba.prange(len(groups) - 1):
-        members = pairs[groups[g] : groups[g + 1]]
-        number = probed[members[0] // nprobe, members[0] % nprobe]
-        count = len(members)
-        scaled = np.zeros(((count + 3) // 4 * 4, dim), np.float32)
-        constant = np.empty(count, np.float32)
-        rest = np.empty(dim, np.float32)
-        for m in range(count):
-            query = queries[members[m] // nprobe]
-            for d in range(dim):
-                rest[d] = query[d] - centroids[number, d] - centre[d]
-            total = np.float32(0)  # in a loop that writes no array: one that does may add up in another order next time
-            for d in range(dim):
-                total += rest[d] * rest[d]
-            constant[m] = total
-            for d in range(dim):
-                scaled[m, d] = np.float32(-2) * rest[d] * scale[d]
-        rows, products = np.zeros((_ROWS, dim), np.float32), np.empty((4, _ROWS), np.float32)
-        for first in range(offsets[number], offsets[number + 1], _ROWS):
-            here = min(_ROWS, offsets[number + 1] - first)
-            for r in range(here):
-                for d in range(dim):
-                    rows[r, d] = np.float32(codes[first + r, d])
-            for m in range(0, count, 4):
-                _multiply(scaled, m, rows, (here + 1) // 2 * 2, products)
-                for n in range(m, min(m + 4, count)):
-                    i, at = members[n] // nprobe, first - offsets[number]
-                    at += begins[i, members[n] % nprobe]
-                    for r in range(here):
-                        out[at + r] = products[n - m, r] + constant[n] + bias[first + r]
-
-
-@numba.njit(cache=True, fastmath=True, inline="always")
-def _multiply(a, m, b, rows, out):  # type: ignore[no-untyped-def]
-    """Write four rows of `a` times the rows of `b`; eight sums at a time stay in registers."""
-    for r in range(0, rows, 2):
-        p0 = p1 = p2 = p3 = q0 = q1 = q2 = q3 = np.float32(0)
-        for d in range(a.shape[1]):
-            x, y = b[r, d], b[r + 1, d]
-            a0, a1, a2, a3 = a[m, d], a[m + 1, d], a[m + 2, d], a[m + 3, d]
-            p0 += a0 * x
-            p1 += a1 * x
-            p2 += a2 * x
-            p3 += a3 * x
-            q0 += a0 * y
-            q1 += a1 * y
-            q2 += a2 * y
-            q3 += a3 * y
-        out[0, r], out[1, r], out[2, r], out[3, r] = p0, p1, p2, p3
-        out[0, r + 1], out[1, r + 1], out[2, r + 1], out[3, r + 1] = q0, q1, q2, q3
-
-
-@numba.njit(cache=True, parallel=True, nogil=True)
-def _select(candidates, probed, offsets, record_ids, begins, ordered, distances, ids):  # type: ignore[no-untyped-def]
-    """Keep each query's k nearest candidates."""
-    k = distances.shape[1]
-    for i in numba.prange(len(probed)):
-        row = candidates[begins[i, 0] : begins[i, -1]]
-        at = np.empty(len(row) + 1, np.int32)
-        kept = _below(row, _guess(row, k), at)
-        if kept < min(k, len(row)):
-            kept = _below(row, np.float32(np.inf), at)
-        if kept > k:
-            kept = _nearest(row, at[:kept], k)
-        _write(row, at[:kept], probed[i], offsets, record_ids, begins[i], distances[i], ids[i])
-        if ordered:
-            order = np.argsort(distances[i, :kept], kind="mergesort")
-            distances[i, :kept], ids[i, :kept] = distances[i][order], ids[i][order]
-
-
-@numba.njit(cache=True)
-def _guess(row, k):  # type: ignore[no-untyped-def]
-    """Guess from a sample a distance below which a little more than k lie."""
-    step = len(row) // _SAMPLE
-    if step < 2 or k * 2 > len(row):
-        return np.float32(np.inf)
-    sample, rank = row[::step].copy(), k / step
-    return _smallest(sample, min(int(rank + 3 * np.sqrt(rank) + 3), len(sample)))
-
-
-@numba.njit(cache=True, inline="always")
-def _bin(value, low, scale):  # type: ignore[no-untyped-def]
-    """Return the bin of a value; what is infinite or no number, which an index or a query may hold, is in the last."""
-    place = (value - low) * scale
-    return int(place) if 0 <= place < _BINS else _BINS - 1
-
-
-@numba.njit(cache=True)
-def _smallest(values, k):  # type: ignore[no-untyped-def]
-    """Return the k-th smallest value: count them into bins, then sort only the bin that holds it."""
-    low, high = values[0], values[0]
-    for value in values:
-        low, high = min(low, value), max(high, value)
-    if not low < high:
-        return low
-    scale = np.float32(_BINS - 1) / (high - low)
-    counts = np.zeros(_BINS, np.int32)
-    for value in values:
-        counts[_bin(value, low, scale)] += 1
-    chosen = 0
-    while counts[chosen] < k:
-        k -= counts[chosen]
-        chosen += 1
-    inside, taken = np.empty(counts[chosen] + 1, np.float32), 0
-    for value in values:
-        inside[taken] = value
-        taken += _bin(value, low, scale) == chosen
-    return np.sort(inside[:taken])[k - 1]
-
-
-@numba.njit(cache=True, inline="always")
-def _below(row, limit, at):  # type: ignore[no-untyped-def]
-    """Collect the places of the candidates up to a distance; without a branch, as most guesses would be wrong."""
-    kept = 0
-    for j in range(len(row)):
-        at[kept] = j
-        kept += row[j] <= limit
-    return kept
-
-
-@numba.njit(cache=True)
-def _nearest(row, at, k):  # type: ignore[no-untyped-def]
-    """Move the k nearest of some candidates to the front."""
-    near = row[at]
-    kth = _smallest(near, k)
-    ties = k
-    for j in range(len(near)):
-        ties -= near[j] < kth
-    taken = 0
-    for j in range(len(near)):
-        tied = near[j] == kth and ties > 0
-        at[taken] = at[j]
-        taken += near[j] < kth or tied
-        ties -= tied
-    return k
-
-
-@numba.njit(cache=True)
-def _write(row, at, probed, offsets, record_ids, begins, distances, ids):  # type: ignore[no-untyped-def]
-    """Write distances and ids of candidates, which are in ascending order of place."""
-    probe, shift = -1, 0
-    for j in range(len(at)):
-        while at[j] >= begins[probe + 1] - begins[0]:
-            probe += 1
-            shift = offsets[probed[probe]] - begins[probe] + begins[0]
-        distances[j] = max(row[at[j]], np.float32(0))
-        ids[j] = record_ids[at[j] + shift]

@@ -1,0 +1,149 @@
+"""Selection of the nearest among candidates: a limit guessed from a sample, and then the k nearest within it."""
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from nearlm.base import Floats, Ints
+from nearlm.search.visits import Kept, Visits
+
+EVERY = 16  # of the records one is in the sample that a limit is guessed from
+_BINS = 512
+
+
+def nearest_lists(scores: Floats, nprobe: int) -> Ints:
+    """Return the lists with the lowest scores, [n, nprobe], lowest first; -1 where scores are no numbers."""
+    lists = np.full((len(scores), nprobe), -1, np.int64)
+    _lists_kernel(scores, lists)
+    return lists
+
+
+@numba.njit(cache=True, parallel=True, nogil=True)
+def _lists_kernel(scores, lists):  # type: ignore[no-untyped-def]
+    nprobe = lists.shape[1]
+    for i in numba.prange(len(lists)):
+        best = np.full(nprobe, np.inf, np.float32)
+        for number in range(scores.shape[1]):
+            score = scores[i, number]
+            if not score < best[-1]:
+                continue
+            place = nprobe - 1
+            while place > 0 and score < best[place - 1]:
+                best[place] = best[place - 1]
+                lists[i, place] = lists[i, place - 1]
+                place -= 1
+            best[place] = score
+            lists[i, place] = number
+
+
+def guess_limits(sample: Floats, sampled: Visits, visits: Visits, k: int) -> Floats:
+    """Guess from a sample, for each query, a distance within which a little more than k of its candidates lie."""
+    limits = np.full(len(visits.probed), np.inf, np.float32)
+    _guess_kernel(sample, sampled.begins, visits.begins, k, limits)
+    return limits
+
+
+def select(
+    kept: Kept, visits: Visits, offsets: Ints, record_ids: Ints, ordered: bool, distances: Floats, ids: Ints
+) -> npt.NDArray[np.bool_]:
+    """Write distances and ids of the k nearest candidates of each query; say which have less than k, but could.
+
+    Of equally near ones those come first that are met first.
+    """
+    missed = np.zeros(len(ids), np.bool_)
+    places = visits.probed, visits.begins, offsets, record_ids
+    _select_kernel(*kept, *places, ordered, distances, ids, missed)
+    return missed
+
+
+@numba.njit(cache=True, parallel=True, nogil=True)
+def _guess_kernel(sample, places, begins, k, limits):  # type: ignore[no-untyped-def]
+    for i in numba.prange(len(limits)):
+        row = sample[places[i, 0] : places[i, -1]]
+        rank = k / EVERY
+        taken = int(rank + 3 * np.sqrt(rank) + 3)
+        if 2 * k <= begins[i, -1] - begins[i, 0] and taken < len(row):
+            limits[i] = _smallest(row, taken)
+
+
+@numba.njit(cache=True, parallel=True, nogil=True)
+def _select_kernel(near, rows, counts, probed, begins, offsets, record_ids, ordered, distances, ids, missed):  # type: ignore[no-untyped-def]
+    k = ids.shape[1]
+    nprobe = probed.shape[1]
+    for i in numba.prange(len(ids)):
+        kept = 0
+        for probe in range(nprobe):
+            kept += counts[i * nprobe + probe]
+        if kept < min(k, begins[i, -1] - begins[i, 0]):
+            missed[i] = True
+            continue
+        values = np.empty(kept, np.float32)
+        places = np.empty(kept, np.int64)
+        at = 0
+        for probe in range(nprobe):
+            count = counts[i * nprobe + probe]
+            begin = begins[i, probe]
+            for j in range(count):
+                values[at + j] = near[begin + j]
+                places[at + j] = rows[begin + j] + offsets[probed[i, probe]]
+            at += count
+        if kept > k:
+            kept = _nearest(values, places, k)
+        if ordered:
+            order = np.argsort(values[:kept], kind="mergesort")
+            values = values[order]
+            places = places[order]
+        for j in range(kept):
+            distances[i, j] = max(values[j], np.float32(0))
+            ids[i, j] = record_ids[places[j]]
+
+
+@numba.njit(cache=True)
+def _nearest(values, places, k):  # type: ignore[no-untyped-def]
+    """Move the k nearest of some candidates to the front, in their order."""
+    kth = _smallest(values, k)
+    ties = k
+    for value in values:
+        ties -= value < kth
+    taken = 0
+    for j in range(len(values)):
+        value = values[j]
+        tied = value == kth and ties > 0
+        values[taken] = value
+        places[taken] = places[j]
+        taken += value < kth or tied
+        ties -= tied
+    return min(taken, k)
+
+
+@numba.njit(cache=True)
+def _smallest(values, k):  # type: ignore[no-untyped-def]
+    """Return the k-th smallest value: count them into bins, then sort only the bin that holds it."""
+    low = values[0]
+    high = values[0]
+    for value in values:
+        low = min(low, value)
+        high = max(high, value)
+    if not low < high:
+        return low
+    scale = np.float32(_BINS - 1) / (high - low)
+    counts = np.zeros(_BINS, np.int32)
+    for value in values:
+        counts[_bin(value, low, scale)] += 1
+    chosen = 0
+    while counts[chosen] < k:
+        k -= counts[chosen]
+        chosen += 1
+    inside = np.empty(counts[chosen] + 1, np.float32)
+    taken = 0
+    for value in values:
+        inside[taken] = value
+        taken += _bin(value, low, scale) == chosen
+    return np.sort(inside[:taken])[k - 1]
+
+
+@numba.njit(cache=True, inline="always")
+def _bin(value, low, scale):  # type: ignore[no-untyped-def]
+    """Return the bin of a value; what is infinite or no number, which an index or a query may hold, is in the last."""
+    place = (value - low) * scale
+    return int(place) if 0 <= place < _BINS else _BINS - 1
