@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearlm.base import Array, ArrayFile, Floats, Ints, blocks, files
-from nearlm.search.selection import EVERY, guess_limits, nearest_lists, select
+from nearlm.search.nearest import EVERY, guess_limits, nearest_lists, select
 from nearlm.search.vectors import multiply_matrix
 from nearlm.search.visits import Kept, Visits, visit, weigh
 from nearlm.store import IndexData

@@ -172,11 +172,18 @@ def _visit_kernel(  # type: ignore[no-untyped-def]
                     limit = limits[pair // nprobe]
                     within = distances_within(sums, n, constant[m + n], step[m + n], norms, limit, near)
                     at = begins[pair // nprobe, pair % nprobe] + counts[pair]
-                    while within:
-                        r = lowest_bit(within)
-                        distances[at] = near[r]
-                        rows[at] = first + r
-                        at += 1
-                        within &= within - np.uint32(1)
-                    counts[pair] = at - begins[pair // nprobe, pair % nprobe]
+                    counts[pair] += _keep(within, near, first, distances[at:], rows[at:])
                 m += some
+
+
+@numba.njit(cache=True, inline="always")
+def _keep(within, near, first, distances, rows):  # type: ignore[no-untyped-def]
+    """Write what is within the limit, bit by bit; return how many there are."""
+    kept = 0
+    while within:
+        r = lowest_bit(within)
+        distances[kept] = near[r]
+        rows[kept] = first + r
+        kept += 1
+        within &= within - np.uint32(1)
+    return kept

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearlm.search.selection import guess_limits, nearest_lists, select
+from nearlm.search.nearest import guess_limits, nearest_lists, select
 from nearlm.search.visits import Kept, Visits
 
 
