@@ -75,9 +75,12 @@ def test_a_guessed_limit_holds_a_few_more_than_k(total, k, seed):
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(0, 99))
-def test_the_lists_with_the_lowest_scores_are_found(lists, nprobe, seed):
+def test_the_nearest_lists_are_found(lists, nprobe, seed):
+    rng = np.random.default_rng(seed)
+    products = rng.integers(0, 20, (3, lists)).astype(np.float32)
+    squares = rng.integers(0, 20, lists).astype(np.float32)
     nprobe = min(nprobe, lists)
-    scores = np.random.default_rng(seed).integers(0, 30, (3, lists)).astype(np.float32)
-    np.testing.assert_array_equal(nearest_lists(scores, nprobe), np.argsort(scores, axis=1, kind="stable")[:, :nprobe])
-    scores[1] = np.nan
-    assert (nearest_lists(scores, nprobe)[1] == -1).all()
+    expected = np.argsort(squares - 2 * products, axis=1, kind="stable")[:, :nprobe]
+    np.testing.assert_array_equal(nearest_lists(products, squares, nprobe), expected)
+    products[1] = np.nan
+    assert (nearest_lists(products, squares, nprobe)[1] == -1).all()

@@ -11,20 +11,23 @@ EVERY = 16  # of the records one is in the sample that a limit is guessed from
 _BINS = 512
 
 
-def nearest_lists(scores: Floats, nprobe: int) -> Ints:
-    """Return the lists with the lowest scores, [n, nprobe], lowest first; -1 where scores are no numbers."""
-    lists = np.full((len(scores), nprobe), -1, np.int64)
-    _lists_kernel(scores, lists)
+def nearest_lists(products: Floats, squares: Floats, nprobe: int) -> Ints:
+    """Return the nearest lists, [n, nprobe], nearest first, by the products q·c with their centroids, and |c|².
+
+    They are -1 where there are no more, or products are no numbers.
+    """
+    lists = np.full((len(products), nprobe), -1, np.int64)
+    _lists_kernel(products, squares, lists)
     return lists
 
 
 @numba.njit(cache=True, parallel=True, nogil=True)
-def _lists_kernel(scores, lists):  # type: ignore[no-untyped-def]
+def _lists_kernel(products, squares, lists):  # type: ignore[no-untyped-def]
     nprobe = lists.shape[1]
     for i in numba.prange(len(lists)):
         best = np.full(nprobe, np.inf, np.float32)
-        for number in range(scores.shape[1]):
-            score = scores[i, number]
+        for number in range(len(squares)):
+            score = squares[number] - 2 * products[i, number]
             if not score < best[-1]:
                 continue
             place = nprobe - 1

@@ -25,9 +25,9 @@ from nearlm.store import IndexData
 
 Found = tuple[Floats, Ints]  # squared distances and ids, [n, k]
 
-_QUERIES = 2048  # searched together
+_QUERIES = 4096  # searched together
 _FEW = 16  # queries
-_CANDIDATES = 1 << 24  # for which there is room at once, unless one query alone has more
+_CANDIDATES = 1 << 25  # for which there is room at once, unless one query alone has more
 
 
 def can_scan(index: Any) -> bool:
@@ -167,8 +167,7 @@ class ListScan:
         """
         if self._means is None:
             return self.quantizer.search(queries, nprobe)[1]  # type: ignore[no-any-return]
-        scores = multiply_matrix(queries, self._means)
-        return nearest_lists(self._squares - 2 * scores, nprobe)
+        return nearest_lists(multiply_matrix(queries, self._means), self._squares, nprobe)
 
     def _room(self, visits: Visits) -> Kept:
         """Return room for all candidates, the same each time: fresh pages cost more than what is written into them."""
