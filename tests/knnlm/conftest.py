@@ -6,8 +6,9 @@ from gated import SETTINGS, WINDOW, untrained
 from calls import build, build_index, load_knnlm
 from nearlm.base import files
 from nearlm.mixing import Mixture, Training
-from nearlm.mixing.gate import Gate, save_gate
+from nearlm.mixing.gate import Gate
 from nearlm.mixing.infinigram import build_infinigram
+from nearlm.mixing.network_files import save_trained
 from nearlm.mixing.ngrams import build_ngrams
 from nearlm.model.lm import LM
 from nearlm.search.retriever import Retriever
@@ -34,7 +35,7 @@ def store(tmp_path_factory, double_lm):
         ("counts", "learned", ("freq", "fert")),
         ("constant", "constant", ("keys", "conf", "ent", "fert")),
     ):
-        save_gate(made.layout.gate(name), *untrained(made, double_lm, weight, features))
+        save_trained(made.layout.gate(name), *untrained(made, double_lm, weight, features))
     return made
 
 

@@ -12,7 +12,8 @@ import nearlm
 from calls import attach, build, build_index, load_knnlm
 from nearlm import SearchSettings
 from nearlm.base.errors import ModelError, OptionError
-from nearlm.mixing.gate import Gate, save_gate
+from nearlm.mixing.gate import Gate
+from nearlm.mixing.network_files import save_trained
 from nearlm.mixing.ngrams import build_ngrams
 from nearlm.model.lm import LM
 from tiny import make_llama, make_text
@@ -144,7 +145,7 @@ def last_hidden(tmp_path_factory, tokenizer):
     store = build(lm, str(folder / "text.txt"), folder / "store", quiet=True, **options)
     build_index(store, "flat", quiet=True)
     build_ngrams(store)
-    save_gate(store.layout.gate("counts"), *untrained(store, lm, "learned", ("freq", "fert")))
+    save_trained(store.layout.gate("counts"), *untrained(store, lm, "learned", ("freq", "fert")))
     return load_knnlm(store, lm, gate="counts", skip=0.4)
 
 

@@ -9,8 +9,9 @@ import pytest
 from nearlm.base import files
 from nearlm.base.errors import OptionError, StoreError
 from nearlm.mixing.contexts import Contexts
-from nearlm.mixing.gate import Gate, gate_files, save_gate
+from nearlm.mixing.gate import Gate, gate_files
 from nearlm.mixing.mixture_features import Known
+from nearlm.mixing.network_files import save_trained
 from nearlm.search.retriever import Retriever
 from nearlm.store import SearchSettings
 
@@ -67,7 +68,7 @@ def test_what_does_not_fit_is_refused(lm, tuned_store, gate):
 def test_a_damaged_foreign_or_stale_gate_is_refused(lm, tuned_store, gate, tmp_path):
     place = gate_files(tuned_store, "copy")
     folder = place.folder
-    save_gate(place, gate.network, gate.info)
+    save_trained(place, gate.network, gate.info)
     Gate.load(tuned_store, "copy")
     path = folder / "gate.safetensors"
     data = bytearray(path.read_bytes())
@@ -75,7 +76,7 @@ def test_a_damaged_foreign_or_stale_gate_is_refused(lm, tuned_store, gate, tmp_p
     path.write_bytes(data)
     with pytest.raises(StoreError, match="damaged"):
         Gate.load(tuned_store, "copy")
-    save_gate(place, gate.network, replace(gate.info, store="other"))
+    save_trained(place, gate.network, replace(gate.info, store="other"))
     with pytest.raises(StoreError, match="earlier state"):
         Gate.load(tuned_store, "copy")
     described = json.loads((folder / "gate.json").read_text())
@@ -90,7 +91,7 @@ def test_a_damaged_foreign_or_stale_gate_is_refused(lm, tuned_store, gate, tmp_p
 
 def test_a_gate_has_no_files_but_its_weights(tuned_store, gate):
     place = gate_files(tuned_store, "named")
-    save_gate(place, gate.network, gate.info)
+    save_trained(place, gate.network, gate.info)
     described = files.read_json(place.description)
     for listed in ({}, {"../../manifest.json": {"bytes": 1, "sha256": ""}}):
         files.write_stamped(place.description, {**described, "files": listed})
@@ -101,7 +102,7 @@ def test_a_gate_has_no_files_but_its_weights(tuned_store, gate):
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"\xff" * 64, (2).to_bytes(8, "little") + b"{}"])
 def test_weights_that_cannot_be_read_are_refused(content, tuned_store, gate):
     place = gate_files(tuned_store, "broken")
-    save_gate(place, gate.network, gate.info)
+    save_trained(place, gate.network, gate.info)
     place.weights.write_bytes(content)
     described = files.read_json(place.description)
     stated = {"bytes": len(content), "sha256": files.checksum(place.weights)}
@@ -113,7 +114,7 @@ def test_weights_that_cannot_be_read_are_refused(content, tuned_store, gate):
 def test_a_gate_of_other_contexts_is_refused_before_its_network_is_made(tuned_store, gate):
     place = gate_files(tuned_store, "huge")
     for change in ({"shape": {"dim": 10**12}}, {"thresholds": []}):
-        save_gate(place, gate.network, gate.info)
+        save_trained(place, gate.network, gate.info)
         files.write_stamped(place.description, {**files.read_json(place.description), **change})
         with pytest.raises(StoreError, match=r"gate\.json describes no gate of this store"):
             Gate.load(tuned_store, "huge")

@@ -9,7 +9,8 @@ from examples import QUICK, Heard
 
 from nearlm.base import NearLMWarning
 from nearlm.mixing import Memory, learn_all, verify_mixture
-from nearlm.mixing.mixture import mixture_files, save_mixture
+from nearlm.mixing.mixture import mixture_files
+from nearlm.mixing.network_files import save_trained
 from nearlm.store import Datastore, SearchSettings
 
 
@@ -62,7 +63,7 @@ def test_for_a_store_without_keys_a_mixture_of_its_text_is_all_there_is(lm, bare
     assert "constant" not in made.table() and "mixture" in made.table()
     for better in (True, False):
         place = mixture_files(store, "default")
-        save_mixture(place, made.mixture.network, replace(made.mixture.info, better=better))
+        save_trained(place, made.mixture.network, replace(made.mixture.info, better=better))
         with nullcontext() if better else pytest.warns(NearLMWarning, match="not tuned"):
             assert Memory.open(store).mixture.name == ("default" if better else "none")
     memory = Memory.open(store, SearchSettings(mixture="default"))

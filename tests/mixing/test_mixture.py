@@ -9,7 +9,8 @@ import pytest
 from nearlm.base.errors import OptionError, StoreError
 from nearlm.mixing.gate import Gate
 from nearlm.mixing.memory import Memory
-from nearlm.mixing.mixture import Mixture, mixture_files, save_mixture, verify_mixture
+from nearlm.mixing.mixture import Mixture, mixture_files, verify_mixture
+from nearlm.mixing.network_files import save_trained
 from nearlm.search.retriever import Retriever
 from nearlm.store import SearchSettings
 
@@ -54,18 +55,18 @@ def test_what_does_not_fit_is_refused(lm, tuned_store, mixture):
 
 def test_a_damaged_foreign_or_stale_mixture_is_refused(tuned_store, mixture):
     place = mixture_files(tuned_store, "copy")
-    save_mixture(place, mixture.network, mixture.info)
+    save_trained(place, mixture.network, mixture.info)
     Mixture.load(tuned_store, "copy")
-    save_mixture(place, mixture.network, replace(mixture.info, store="0" * 64))
+    save_trained(place, mixture.network, replace(mixture.info, store="0" * 64))
     with pytest.raises(StoreError, match="earlier state"):
         Mixture.load(tuned_store, "copy")
-    save_mixture(place, mixture.network, replace(mixture.info, sources=("knn",)))
+    save_trained(place, mixture.network, replace(mixture.info, sources=("knn",)))
     with pytest.raises(StoreError, match="not as nearlm writes it"):
         Mixture.load(tuned_store, "copy")
-    save_mixture(place, mixture.network, replace(mixture.info, format=99))
+    save_trained(place, mixture.network, replace(mixture.info, format=99))
     with pytest.raises(StoreError, match="format 99"):
         Mixture.load(tuned_store, "copy")
-    save_mixture(place, mixture.network, mixture.info)
+    save_trained(place, mixture.network, mixture.info)
     data = bytearray(place.weights.read_bytes())
     data[-1] ^= 1
     place.weights.write_bytes(data)
@@ -77,15 +78,15 @@ def test_a_damaged_foreign_or_stale_mixture_is_refused(tuned_store, mixture):
 def test_it_is_used_unless_something_else_is_asked_for(tuned_store, mixture):
     place = mixture_files(tuned_store, "default")
     for better in (True, False):
-        save_mixture(place, mixture.network, replace(mixture.info, better=better))
+        save_trained(place, mixture.network, replace(mixture.info, better=better))
         assert (Memory.open(tuned_store).mixture is not None) == better
-    save_mixture(place, mixture.network, replace(mixture.info, better=True))
+    save_trained(place, mixture.network, replace(mixture.info, better=True))
     assert Memory.open(tuned_store, SearchSettings(lam=0.2)).constant
     assert Memory.open(tuned_store, SearchSettings(mixture="none")).constant
     assert Memory.open(tuned_store, SearchSettings(index="flat", lam=0.3, knn_temperature=2.0)).constant
     with pytest.raises(OptionError, match="leave out `lam`, or `mixture`"):
         Memory.open(tuned_store, SearchSettings(lam=0.2, mixture="default"))
-    save_mixture(place, mixture.network, mixture.info)
+    save_trained(place, mixture.network, mixture.info)
 
 
 def test_a_gate_works_with_its_mixture_alone(lm, tuned_store, mixture, valid_folder):

@@ -199,3 +199,15 @@ def test_who_needs_tables_that_are_being_made_waits_for_them(tmp_path, monkeypat
         found = [future.result(120).look_up(contexts).frequency.tolist() for future in (first, second)]
     assert found[0] == found[1] == [[2, 2, 1, 0]]
     assert len(counted) == 1
+
+
+def test_tables_without_a_checksum_are_refused(tmp_path):
+    store = skewed_store(tmp_path / "store")
+    build_ngrams(store)
+    place = store.layout.ngrams
+    noted = files.read_stamped(place.description)
+    del noted["files"]["starts-2.npy"]
+    files.write_stamped(place.description, noted)
+    for use in (NGrams.open, verify_ngrams):
+        with pytest.raises(StoreError, match=r"ngrams\.json does not hold the checksums of all tables"):
+            use(store)

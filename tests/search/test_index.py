@@ -15,7 +15,7 @@ from nearlm.base.records import FileInfo
 from nearlm.search import kinds as index_module
 from nearlm.search.index import faiss_index, open_index, read_settings, verify_index, write_settings
 from nearlm.search.retriever import Retriever
-from nearlm.store import Datastore, Tuned, write_tuned
+from nearlm.store import Datastore, Tuned, faiss_files, write_tuned
 from synthetic import forge, put, skewed_store
 
 
@@ -134,6 +134,39 @@ def test_files_that_an_index_cannot_have_are_refused(indexed, name: str):
     for use in (open_index, verify_index):
         with pytest.raises(StoreError, match=r"index\.json names a file .*, which it cannot have"):
             use(store, "default")
+
+
+def test_files_that_an_index_does_not_list_are_refused(indexed):
+    store, description = indexed
+    known = files.read_json(description)
+    for name in known["files"]:
+        listed = {other: file for other, file in known["files"].items() if other != name}
+        files.write_stamped(description, {**known, "files": listed})
+        for use in (open_index, verify_index):
+            with pytest.raises(StoreError, match=rf"does not list {name}, which is there; remove .* and make"):
+                use(store, "default")
+
+
+@pytest.mark.parametrize("mode", ["first", "always", "never"])
+def test_faiss_files_are_looked_into_unless_they_are_known(store, tmp_path, monkeypatch, mode):
+    """Known are those that were looked into before, and whose bytes are the same; with `never` nothing is known."""
+    monkeypatch.setenv("NEARLM_CACHE", str(tmp_path / "own"))
+    monkeypatch.setenv("NEARLM_VERIFY", mode)
+    copy = Datastore.open(shutil.copytree(store.path, tmp_path / "copy"))
+    build_index(copy, "IVF16,SQ8", quiet=True)
+    data = next(copy.layout.index("default").folder.glob("data-*"))
+    for path in data.iterdir():
+        os.utime(path, (1, 1))  # old enough to be remembered
+    looked: list[str] = []
+    watched = faiss_files._watched
+    monkeypatch.setattr(faiss_files, "_watched", lambda file: (looked.append(file.name), watched(file))[1])
+    counts = []
+    for time in (1, 1, 1, 2):
+        os.utime(data / "index.faiss", (time, time))
+        looked.clear()
+        open_index(copy)
+        counts.append(len(looked))
+    assert counts == {"first": [1, 0, 0, 1], "always": [1, 1, 1, 1], "never": [1, 1, 1, 1]}[mode]
 
 
 def test_lists_in_somebody_elses_file_are_neither_searched_nor_added_to(indexed, tmp_path, lm):

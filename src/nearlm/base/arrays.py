@@ -1,6 +1,7 @@
 """Arrays that lie on disk in several `.npy` files and are read as one."""
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,10 +50,10 @@ class ArrayFile:
         """Refuse a file that is missing, cut, or of another type or shape."""
         if not self.path.is_file():
             raise StoreError(f"{self.path} is missing; restore it, or build the store again")
-        size = self.path.stat().st_size
-        if size != self.bytes:
-            raise StoreError(f"{self.path} has {size:,} bytes, expected {self.bytes:,}; restore it or build again")
         with open(self.path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != self.bytes:
+                raise StoreError(f"{self.path} has {size:,} bytes, expected {self.bytes:,}; restore it or build again")
             if file.read(files.NPY_HEADER) != self.header:
                 raise StoreError(f"{self.path} has a damaged header, expected {self.dtype} {list(self.shape)}")
 

@@ -106,10 +106,18 @@ def _entries(folder: Path) -> Iterator["os.DirEntry[str]"]:
 
 def read_json(path: Path) -> Json:
     """Read one JSON object; anything else is an error that names the file."""
+    return _parse(_read(path), path)
+
+
+def _read(path: Path) -> bytes:
     if not path.is_file() and path.exists():
         raise StoreError(f"{path} is no file, expected JSON; remove it, or make it again")
+    return path.read_bytes()
+
+
+def _parse(data: bytes, path: Path) -> Json:
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(data)
     except RecursionError:
         raise StoreError(f"{path} is nested too deeply; the file is damaged: restore it or make it again") from None
     except ValueError as error:
@@ -127,10 +135,11 @@ def write_stamped(path: Path, value: Json) -> None:
 
 def read_stamped(path: Path) -> Json:
     """Read what `write_stamped` wrote; a file that was damaged or edited is an error."""
-    value = read_json(path)
+    data = _read(path)
+    value = _parse(data, path)
     unstamped = {name: item for name, item in value.items() if name != "checksum"}
     try:
-        sound = json_bytes(value) == path.read_bytes() and canonical_hash(unstamped) == value.get("checksum")
+        sound = json_bytes(value) == data and canonical_hash(unstamped) == value.get("checksum")
     except RecursionError:  # nested too deeply
         sound = False
     if not sound:

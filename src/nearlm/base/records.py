@@ -81,7 +81,8 @@ def check_files(
     if not every_byte:
         return
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        checksums = pool.map(lambda name: files.checksum(folder / name), listed)
+        several = len(listed) > 1  # for one file no thread is started
+        checksums = (pool.map if several else map)(lambda name: files.checksum(folder / name), listed)
         for (name, stated), found in zip(listed.items(), checksums, strict=True):
             if found != stated.sha256:
                 raise StoreError(f"{folder / name} is damaged (its checksum differs); {remedy}")

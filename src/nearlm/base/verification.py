@@ -16,7 +16,7 @@ from nearlm.base.files import Json, canonical_hash
 from nearlm.base.records import FileInfo, check_files
 
 MODES = ("first", "always", "never")
-_RULES = 2  # what is checked; what was noted under other rules is checked again
+_RULES = 3  # what is checked; what was noted under other rules is checked again
 _SETTLED = 2 * 10**9  # nanoseconds: a younger file may change once more without its time showing it
 
 
@@ -34,24 +34,25 @@ def check_before_use(
     remedy: str,
     check_contents: Callable[[], None] | None = None,
     depends_on: Json | None = None,
-) -> None:
+) -> bool:
     """Refuse files that are missing, cut or not as they were written, or whose contents a further check refuses.
 
-    What that check depends on beside the files is remembered with them.
+    What that check depends on beside the files is remembered with them. Return whether contents are known to be sound.
     """
     mode = verify_mode()
     if mode == "never":
         check_files(folder, listed, remedy)
-        return
+        return False
     note = cache_dir() / "verified" / canonical_hash([str(folder.resolve()), sorted(listed)])[:32]
     state = _state(folder, listed, depends_on)
     if mode == "first" and state and _read(note) == state:
-        return
+        return True
     check_files(folder, listed, remedy, every_byte=True)
     if check_contents:
         check_contents()
     if _newest(folder, listed) < time.time_ns() - _SETTLED:
         _remember(note, state)
+    return True
 
 
 def check_that(sound: object, path: Path, expected: str) -> None:

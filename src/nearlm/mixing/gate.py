@@ -1,12 +1,10 @@
 """The gate (the paper's retrieval adaptor): when to skip retrieval, how much to trust it, and its files."""
 
-from dataclasses import replace
+from functools import partial
 
 import numpy as np
-from safetensors.torch import save as save_tensors
 
 from nearlm.base import QUIET, Doubles, Job, OptionError, Reals, Reporter, StoreError, files
-from nearlm.base.records import FileInfo, check_files, check_names, read_record, write_record
 from nearlm.mixing.contexts import Contexts
 from nearlm.mixing.gate_learning import FORMAT, GateInfo, Looked, Verdict, Ways, learn
 from nearlm.mixing.gate_network import GateNetwork, capped_lambda
@@ -14,12 +12,12 @@ from nearlm.mixing.gate_training import SHARES, SURE, TRUSTED_TOKENS, Training
 from nearlm.mixing.mixture import Mixture
 from nearlm.mixing.mixture_features import Known, Proposal
 from nearlm.mixing.mixture_training import Searched, mixture_examples
-from nearlm.mixing.network_files import check_described, load_network
+from nearlm.mixing.network_files import check_described, load_network, read_trained, save_trained
 from nearlm.mixing.traces import Trace, trace_text
 from nearlm.mixing.trained import check_trained, search_for, tuned_settings
 from nearlm.model.lm import AnyModel
 from nearlm.search import Retriever
-from nearlm.store import DEFAULT, NONE, AnyStore, Datastore, GateFiles, SearchSettings, Tuned
+from nearlm.store import DEFAULT, NONE, AnyStore, Datastore, NetworkFiles, SearchSettings, Tuned
 from nearlm.store.model_files import load_lm
 from nearlm.text import Texts, TokenText
 
@@ -101,7 +99,7 @@ class Gate:
             trace = search_for(traced, Retriever.open(store, tuned), tuned, reporter)
             ways = None if mixture is None else _ways(Mixture.load(store, mixture), trace, tuned)
             network, info = learn(lm, trace, job, training, tuned, reporter, ways)
-            save_gate(place, network, info)
+            save_trained(place, network, info)
             job.close()
         return cls.load(store, name)
 
@@ -110,7 +108,7 @@ class Gate:
         """Open a gate of a store; refuse one of an earlier state of it."""
         place = gate_files(store, name)
         again = f"nearlm gate {store.path} `text=…`{'' if name == DEFAULT else f' `gate={name!r}`'}, or Gate.train()"
-        check_described(store.path, "gate", name, store.gates, place.description, FORMAT, again)
+        check_described(store, place, FORMAT, again)
         info = verify_gate(store, name)
         if info.store != store.checksum:
             raise StoreError(f"gate {name!r} is of an earlier state of {store.path}; train it again: {again}")
@@ -224,38 +222,28 @@ def _ways(mixture: Mixture, trace: Trace, tuned: Tuned) -> Ways:
     return Ways(without, examples.log_mixture(mixture.network), mixture.hash)
 
 
-def gate_files(store: Datastore, name: str) -> GateFiles:
+def gate_files(store: Datastore, name: str) -> NetworkFiles:
     """Return the files of a gate of a store."""
     if name == NONE:
         raise OptionError(f"`gate` is {name!r}, which stands for no gate at all; expected another name")
     return store.layout.gate(name)
 
 
-def save_gate(place: GateFiles, network: GateNetwork, info: GateInfo) -> None:
-    """Write a gate's files, `gate.json` last."""
-    place.folder.mkdir(parents=True, exist_ok=True)
-    files.remove(place.description)
-    files.write_bytes(place.weights, save_tensors(network.state_dict()))
-    write_record(place.description, replace(info, files={place.weights.name: FileInfo.of(place.weights)}))
-
-
-def _read_network(place: GateFiles, info: GateInfo, dim: int) -> GateNetwork:
+def _read_network(place: NetworkFiles, info: GateInfo, dim: int) -> GateNetwork:
     """Read the weights of a gate of contexts of `dim` dimensions."""
     remedy = f"remove {place.folder} and train the gate again"
     held = info.held_out
     lengths = {len(values) for values in (held.curve, held.errors, held.random)}
     if info.shape.dim != dim or lengths != {len(SHARES)} or len(info.thresholds) != len(SHARES) - 2:
         raise StoreError(f"{place.description} describes no gate of this store; {remedy}")
-    return load_network(lambda: GateNetwork(info.shape), place.weights, remedy)
+    return load_network(partial(GateNetwork, info.shape), place.weights, remedy)
 
 
 def verify_gate(store: Datastore, name: str) -> GateInfo:
     """Return what is known of a gate; refuse one whose weights are not as they were written."""
     place = gate_files(store, name)
-    info = read_record(GateInfo, place.description)
-    check_names(place.description, {*info.files, place.weights.name}, info.files.keys() & {place.weights.name})
     remedy = f"remove {place.folder} and train the gate again"
-    check_files(place.folder, info.files, remedy, every_byte=True)
+    info = read_trained(GateInfo, place, remedy)
     looked = {store.layout.ngrams.description: info.shape.counts, store.layout.suffixes.description: info.shape.suffix}
     for path, needed in looked.items():
         if needed and not path.exists():

@@ -1,6 +1,7 @@
 """From a validation text to a trained network: trace it, make features, hold some out, train, judge."""
 
 from dataclasses import dataclass, fields
+from functools import partial
 
 import numpy as np
 from safetensors.torch import save as save_tensors
@@ -249,7 +250,7 @@ def _train(
         return trained.perplexity, trained.epochs
 
     value, epochs = job.once(f"l1-{l1:g}", tuple[float, int], train)
-    network = load_network(lambda: GateNetwork(inputs), path, f"remove {job.folder} and train the gate again")
+    network = load_network(partial(GateNetwork, inputs), path, f"remove {job.folder} and train the gate again")
     return Trained(network.eval(), l1, value, epochs)
 
 

@@ -92,19 +92,19 @@ class GateNetwork(nn.Module):
     key_mean: Tensor
     key_scale: Tensor
 
-    def __init__(self, inputs: Inputs):
+    def __init__(self, inputs: Inputs, linear: type[nn.Linear] = nn.Linear):
         super().__init__()
         self.inputs = inputs
         scalars = inputs.scalars
         each = max(1, inputs.dim // max(1, len(scalars)))
         self.scalar = nn.ModuleDict(
-            {name: nn.Sequential(nn.Linear(SCALARS[name], each), nn.ReLU(), nn.Linear(each, each)) for name in scalars}
+            {name: nn.Sequential(linear(SCALARS[name], each), nn.ReLU(), linear(each, each)) for name in scalars}
         )
         wide = each * len(scalars) + (inputs.dim if "keys" in inputs.features else 0)
         layers: list[nn.Module] = []
         for width in (wide, *[HIDDEN] * HIDDEN_LAYERS):
-            layers += [nn.Linear(width, HIDDEN), nn.ReLU(), nn.Dropout(DROPOUT)]
-        self.mlp = nn.Sequential(*layers, nn.Linear(HIDDEN, 2), nn.LogSoftmax(-1))
+            layers += [linear(width, HIDDEN), nn.ReLU(), nn.Dropout(DROPOUT)]
+        self.mlp = nn.Sequential(*layers, linear(HIDDEN, 2), nn.LogSoftmax(-1))
         for name, count in (("", inputs.width), ("key_", inputs.dim)):
             self.register_buffer(f"{name}mean", torch.zeros(count))
             self.register_buffer(f"{name}scale", torch.ones(count))

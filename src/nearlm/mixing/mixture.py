@@ -1,12 +1,12 @@
 """A mixture: after the search a network weighs the LM and all that the memory proposes. How it is trained and kept."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-from safetensors.torch import save as save_tensors
 
 from nearlm.base import QUIET, Json, OptionError, Reporter, StoreError, canonical_hash, files
-from nearlm.base.records import FileInfo, check_files, check_names, read_record, write_record
+from nearlm.base.records import FileInfo
 from nearlm.mixing.advice import Advice, there_of
 from nearlm.mixing.candidates import from_neighbors
 from nearlm.mixing.infinigram import InfiniGram, build_infinigram
@@ -24,13 +24,13 @@ from nearlm.mixing.mixture_features import (
 )
 from nearlm.mixing.mixture_network import MixtureNetwork
 from nearlm.mixing.mixture_training import MixtureVerdict, Searched, learn_mixture, mixture_examples
-from nearlm.mixing.network_files import check_described, load_network
+from nearlm.mixing.network_files import check_described, load_network, read_trained, save_trained
 from nearlm.mixing.traces import LMTrace, trace_text
 from nearlm.mixing.trained import check_trained, search_for, search_hash, search_only, tuned_settings
 from nearlm.mixing.usual import USUAL_SOURCES, UsualWeights
 from nearlm.model.lm import AnyModel
 from nearlm.search import Neighbors, Retriever
-from nearlm.store import DEFAULT, NONE, AnyStore, Datastore, MixtureFiles, SearchSettings, Tuned
+from nearlm.store import DEFAULT, NONE, AnyStore, Datastore, NetworkFiles, SearchSettings, Tuned
 from nearlm.store.model_files import load_lm
 from nearlm.text import Texts, TokenText
 
@@ -114,7 +114,7 @@ class Mixture:
         with files.lock(place.folder):
             traced = trace_text(lm, opened, text, reporter, stride=stride)
             network, info = _learn(opened, traced, lm.fingerprint(), parse_sources(sources), tuned, seed, reporter)
-            save_mixture(place, network, info)
+            save_trained(place, network, info)
         return cls.load(opened, name)
 
     @classmethod
@@ -122,7 +122,7 @@ class Mixture:
         """Open a mixture of a store; refuse one of an earlier state of it."""
         place = mixture_files(store, name)
         again = f"nearlm gate {store.path} `text=…`{'' if name == DEFAULT else f' `gate={name!r}`'}, or Mixture.train()"
-        check_described(store.path, "mixture", name, store.mixtures, place.description, FORMAT, again)
+        check_described(store, place, FORMAT, again)
         info = verify_mixture(store, name)
         if info.store != store.checksum:
             raise StoreError(f"mixture {name!r} is of an earlier state of {store.path}; train it again: {again}")
@@ -236,34 +236,24 @@ def untrained_mixture(
     return Mixture("untrained", info, MixtureNetwork(width_of(sources), experts_count(sources)).eval(), infinigram)
 
 
-def mixture_files(store: Datastore, name: str) -> MixtureFiles:
+def mixture_files(store: Datastore, name: str) -> NetworkFiles:
     """Return the files of a mixture of a store."""
     if name == NONE:
         raise OptionError(f"`mixture` is {name!r}, which stands for no mixture at all; expected another name")
     return store.layout.mixture(name)
 
 
-def save_mixture(place: MixtureFiles, network: MixtureNetwork, info: MixtureInfo) -> None:
-    """Write a mixture's files, `mixture.json` last."""
-    place.folder.mkdir(parents=True, exist_ok=True)
-    files.remove(place.description)
-    files.write_bytes(place.weights, save_tensors(network.state_dict()))
-    write_record(place.description, replace(info, files={place.weights.name: FileInfo.of(place.weights)}))
-
-
 def verify_mixture(store: Datastore, name: str) -> MixtureInfo:
     """Return what is known of a mixture; refuse one whose weights are not as they were written."""
     place = mixture_files(store, name)
-    info = read_record(MixtureInfo, place.description)
-    check_names(place.description, {*info.files, place.weights.name}, info.files.keys() & {place.weights.name})
-    check_files(place.folder, info.files, _remedy(place), every_byte=True)
+    info = read_trained(MixtureInfo, place, _remedy(place))
     parse_sources(",".join(info.sources))
     return info
 
 
-def _read_network(place: MixtureFiles, info: MixtureInfo) -> MixtureNetwork:
-    sizes = width_of(info.sources), experts_count(info.sources)
-    return load_network(lambda: MixtureNetwork(*sizes), place.weights, _remedy(place))
+def _read_network(place: NetworkFiles, info: MixtureInfo) -> MixtureNetwork:
+    make = partial(MixtureNetwork, width_of(info.sources), experts_count(info.sources))
+    return load_network(make, place.weights, _remedy(place))
 
 
 def experts_count(sources: tuple[str, ...]) -> int:
@@ -271,5 +261,5 @@ def experts_count(sources: tuple[str, ...]) -> int:
     return 1 + sum(SOURCES[name].experts for name in sources)
 
 
-def _remedy(place: MixtureFiles) -> str:
+def _remedy(place: NetworkFiles) -> str:
     return f"remove {place.folder} and train the mixture again"

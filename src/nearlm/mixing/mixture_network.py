@@ -19,16 +19,16 @@ class MixtureNetwork(nn.Module):
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, features: int, experts: int):
+    def __init__(self, features: int, experts: int, linear: type[nn.Linear] = nn.Linear):
         super().__init__()
         self.mlp = nn.Sequential(
-            nn.Linear(features, HIDDEN),
+            linear(features, HIDDEN),
             nn.ReLU(),
             nn.Dropout(DROPOUT),
-            nn.Linear(HIDDEN, HIDDEN),
+            linear(HIDDEN, HIDDEN),
             nn.ReLU(),
             nn.Dropout(DROPOUT),
-            nn.Linear(HIDDEN, experts),
+            linear(HIDDEN, experts),
         )
         self.register_buffer("mean", torch.zeros(features))
         self.register_buffer("scale", torch.ones(features))

@@ -143,7 +143,9 @@ def _read_info(store: Datastore) -> NGramInfo | None:
     info = read_if_there(NGramInfo, place.description)
     if info is not None:
         check_names(place.description, {*info.lengths, *_TABLES}, info.lengths.keys() & {*_TABLES})
-        check_names(place.description, info.files, [f"{name}.npy" for name in _TABLES])
+        tables = {f"{name}.npy" for name in _TABLES}
+        check_names(place.description, info.files, tables)
+        check_that(tables == info.files.keys(), place.description, "the checksums of all tables")
     return info
 
 

@@ -154,7 +154,12 @@ def read_index_info(store: Datastore, name: str) -> IndexInfo:
     """Read what is known of an index."""
     place = store.layout.index(name)
     info = read_record(IndexInfo, place.description)
-    check_names(place.description, info.files, place.data(info.data).names())
+    names = place.data(info.data).names()
+    check_names(place.description, info.files, names)
+    for file in names - info.files.keys():  # what is not listed could change after it was checked
+        if (place.folder / file).exists():
+            again = f"remove {place.folder} and make the index again"
+            raise StoreError(f"{place.description} does not list {file}, which is there; {again}")
     return info
 
 
@@ -172,8 +177,8 @@ def open_index(store: Datastore, name: str = DEFAULT) -> tuple[SearchIndex, Inde
     remedy = f"remove {place.folder} and make the index again: {again}"
     data = place.data(info.data)
     kind = {"spec": to_json(info.spec), "dim": store.dim}
-    check_before_use(place.folder, info.files, remedy, lambda: _check_contents(store, data, info.spec), kind)
-    index = read_parts(data, info.spec, store.dim)
+    sound = check_before_use(place.folder, info.files, remedy, lambda: _check_contents(store, data, info.spec), kind)
+    index = read_parts(data, info.spec, store.dim, known=sound)
     if not index.records == info.records == len(store):
         raise StoreError(
             f"index {name!r} has {index.records:,} records, {store.path} {len(store):,}; remake it: {again}"
@@ -245,13 +250,16 @@ def gpus() -> int:
     return int(getattr(faiss, "get_num_gpus", int)())
 
 
-def read_parts(data: IndexData, spec: IndexSpec, dim: int) -> SearchIndex:
-    """Open an index for searching: arrays are mapped, other lists too where FAISS can; on GPUs if there are any."""
+def read_parts(data: IndexData, spec: IndexSpec, dim: int, *, known: bool = False) -> SearchIndex:
+    """Open an index for searching: arrays are mapped, other lists too where FAISS can; on GPUs if there are any.
+
+    FAISS's files that are known to be sound are not looked into again.
+    """
     if gpus():
         with contextlib.suppress(RuntimeError):  # GPU FAISS does not have every kind
             loaded = load_parts(data, spec, dim)
             return SearchIndex(spec, loaded.transform, faiss.index_cpu_to_all_gpus(loaded.faiss))
-    transform, index = _read_faiss(data, spec, dim, faiss.IO_FLAG_MMAP_IFC)
+    transform, index = _read_faiss(data, spec, dim, faiss.IO_FLAG_MMAP_IFC, known)
     scan = ListScan(index, Lists.open(data, index)) if can_scan(index) else None
     return SearchIndex(spec, transform, index, scan)
 
@@ -265,11 +273,11 @@ def load_parts(data: IndexData, spec: IndexSpec, dim: int) -> SearchIndex:
     return SearchIndex(spec, transform, index)
 
 
-def _read_faiss(data: IndexData, spec: IndexSpec, dim: int, flag: int) -> tuple[Any, Any]:
+def _read_faiss(data: IndexData, spec: IndexSpec, dim: int, flag: int, known: bool = False) -> tuple[Any, Any]:
     """Read the transform and the index of keys of `dim` dimensions; both must be what the specification says."""
     remedy = f"remove {data.folder.parent} and make the index again"
-    transform = read_linear(data.transform, dim, spec.pca, remedy) if spec.pca else None
-    index = read_faiss_index(data.faiss, flag, remedy)
+    transform = read_linear(data.transform, dim, spec.pca, remedy, known=known) if spec.pca else None
+    index = read_faiss_index(data.faiss, flag, remedy, known=known)
     if not _fits(index, spec, spec.pca or dim):
         raise _other_kind(data, spec, dim)
     return transform, index

@@ -8,11 +8,10 @@ from nearlm.store.datastore import AnyStore, Context, Datastore
 from nearlm.store.derivation import BLOCK, Derivation, Made, derive, open_parent, parent_records, result_of
 from nearlm.store.faiss_files import read_faiss_index, read_linear, write_faiss_index, write_linear
 from nearlm.store.layout import (
-    GateFiles,
     IndexData,
     IndexFiles,
     Layout,
-    MixtureFiles,
+    NetworkFiles,
     NGramFiles,
     SuffixFiles,
     is_key_file,

@@ -1,7 +1,8 @@
 """FAISS's own files, read only after a look at their structure: a store may come from a stranger.
 
 FAISS follows a path to lists in another file (`ilod`), and believes sizes. So it reads a file first by way of
-`_Reader`, which sees every code and size that FAISS asks for, and only then for good.
+`_Reader`, which sees every code and size that FAISS asks for, and only then for good. A file that was read so before,
+and is still the same, is `known`.
 """
 
 import os
@@ -23,23 +24,32 @@ _WHOLE = 1 << 62  # FAISS asks for an array at once
 _one_at_a_time = threading.Lock()  # FAISS has one limit for all threads
 
 
-def read_faiss_index(path: Path, flags: int, remedy: str) -> Any:
+def read_faiss_index(path: Path, flags: int, remedy: str, *, known: bool = False) -> Any:
     """Read an index, which must lie in this one file; `flags` are FAISS's own."""
     import faiss
 
-    with _reading(path, remedy), open(path, "rb") as file:
-        if file.read(4) not in _LEAVES:
-            file.seek(0)
-            faiss.read_index(_watched(file))
+    with _reading(path, remedy):
+        if not known:
+            _look_into(path)
         return faiss.read_index(str(path), flags | faiss.IO_FLAG_READ_ONLY)
 
 
-def read_linear(path: Path, d_in: int, d_out: int, remedy: str) -> Any:
+def _look_into(path: Path) -> None:
+    """Let FAISS read an index under watch; one of plain vectors holds nothing that leads elsewhere."""
+    import faiss
+
+    with open(path, "rb") as file:
+        if file.read(4) not in _LEAVES:
+            file.seek(0)
+            faiss.read_index(_watched(file))
+
+
+def read_linear(path: Path, d_in: int, d_out: int, remedy: str, *, known: bool = False) -> Any:
     """Read a linear transform between vectors of these widths."""
     import faiss
 
     with _reading(path, remedy), open(path, "rb") as file:
-        read = faiss.read_VectorTransform(_watched(file))
+        read = faiss.read_VectorTransform(str(path) if known else _watched(file))
         if not isinstance(read, faiss.LinearTransform) or (read.d_in, read.d_out) != (d_in, d_out):
             raise ValueError(f"{type(read).__name__} of {read.d_in} × {read.d_out}, expected {d_in} × {d_out}")
         if not read.is_trained or read.A.size() != d_in * d_out or read.b.size() != d_out * read.have_bias:

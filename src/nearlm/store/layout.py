@@ -54,13 +54,13 @@ class Layout:
         """Return the files of an index."""
         return IndexFiles(self.folder / "index" / _plain("index", name))
 
-    def gate(self, name: str) -> "GateFiles":
+    def gate(self, name: str) -> "NetworkFiles":
         """Return the files of a gate."""
-        return GateFiles(self.folder / "gate" / _plain("gate", name))
+        return NetworkFiles(self.folder / "gate" / _plain("gate", name), "gate")
 
-    def mixture(self, name: str) -> "MixtureFiles":
+    def mixture(self, name: str) -> "NetworkFiles":
         """Return the files of a mixture."""
-        return MixtureFiles(self.folder / "mixture" / _plain("mixture", name))
+        return NetworkFiles(self.folder / "mixture" / _plain("mixture", name), "mixture")
 
     def names(self, kind: str) -> list[str]:
         """Return the names of the finished ones of a kind: `index`, `gate` or `mixture`."""
@@ -148,22 +148,14 @@ class IndexData:
         return file.open()
 
 
-class GateFiles:
-    """The files of a gate."""
+class NetworkFiles:
+    """The files of a trained network: a gate or a mixture."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, kind: str):
         self.folder = folder
-        self.description = folder / "gate.json"
-        self.weights = folder / "gate.safetensors"
-
-
-class MixtureFiles:
-    """The files of a mixture."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.description = folder / "mixture.json"
-        self.weights = folder / "mixture.safetensors"
+        self.kind = kind
+        self.description = folder / f"{kind}.json"
+        self.weights = folder / f"{kind}.safetensors"
 
 
 class NGramFiles:

@@ -85,18 +85,18 @@ def read_defaults(layout: Layout) -> SearchSettings:
             f"{layout.optimized.name} too, to use the store without a gate"
         )
     noted = _read(SearchSettings, layout.defaults) or SearchSettings()
-    _check_there("index", noted.index, [DEFAULT, *layout.names("index")], layout.defaults)
-    _check_there("gate", noted.gate, [NONE, *layout.names("gate")], layout.defaults)
-    _check_there("mixture", noted.mixture, [NONE, *layout.names("mixture")], layout.defaults)
+    for kind, always in (("index", DEFAULT), ("gate", NONE), ("mixture", NONE)):
+        name = getattr(noted, kind)
+        if name not in (None, always) and name not in layout.names(kind):
+            raise _not_there(kind, name, layout.defaults)
     if noted.skip is not None and noted.gate in (None, NONE):
         raise StoreError(f"{layout.defaults} says skip {noted.skip}, but names no gate; remove that file")
     return noted.over(SearchSettings(index=DEFAULT))
 
 
-def _check_there(kind: str, name: str | None, there: list[str], path: Path) -> None:
-    if name is not None and name not in there:
-        again = f"nearlm index {path.parent}" if kind == "index" else f"nearlm gate {path.parent} `text=…`"
-        raise StoreError(f"{path} names {kind} {name!r}, which is not there; make it ({again}), or remove that file")
+def _not_there(kind: str, name: str, path: Path) -> StoreError:
+    again = f"nearlm index {path.parent}" if kind == "index" else f"nearlm gate {path.parent} `text=…`"
+    return StoreError(f"{path} names {kind} {name!r}, which is not there; make it ({again}), or remove that file")
 
 
 def write_defaults(layout: Layout, settings: SearchSettings) -> None:
