@@ -11,7 +11,15 @@ from nearlm.base import Doubles, Floats, Ints, Reporter
 from nearlm.mixing.advice import log_p_of, log_sum, there_of
 from nearlm.mixing.candidates import from_neighbors
 from nearlm.mixing.equations import perplexity
-from nearlm.mixing.gate_training import SURE, TRUSTED_TOKENS, Split, one_thread, split_rows, standard_error
+from nearlm.mixing.gate_training import (
+    SURE,
+    TRUSTED_TOKENS,
+    Split,
+    one_thread,
+    split_rows,
+    standard_error,
+    warn_few,
+)
 from nearlm.mixing.infinigram import InfiniGram
 from nearlm.mixing.mixture_features import (
     KNN,
@@ -154,6 +162,7 @@ def learn_mixture(
 ) -> tuple[MixtureNetwork, MixtureVerdict]:
     """Train a network on nine tenths of a text and judge it on the rest."""
     split = split_rows(traced.text.documents, seed)
+    warn_few(len(examples), "mixture", reporter)
     with reporter.bar("training the mixture", _EPOCHS * len(split.train), "tokens") as advance:
         network = train_mixture(examples, split, seed, advance)
     constant = traced.log_lm if searched is None else searched.trace.log_p(searched.tuned)
