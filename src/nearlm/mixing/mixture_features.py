@@ -12,6 +12,7 @@ from nearlm.mixing.contexts import Contexts
 from nearlm.mixing.infinigram import InfiniGram
 
 KNN, NGRAM, TEXT = "knn", "ngram", "text"
+LM, MEASURES, LARGEST, TOP, AGREEMENT = "lm", "measures", "largest", "top", "agreement"  # groups of features
 Bools = npt.NDArray[np.bool_]
 
 
@@ -149,6 +150,22 @@ def columns_with(source: str, sources: tuple[str, ...]) -> Ints:
         begin += SOURCES[name].width
     pairs = [(name, other) for name in sources for other in sources if other != name]
     return np.array(places + [begin + at for at, pair in enumerate(pairs) if source in pair], np.int64)
+
+
+def feature_groups(sources: tuple[str, ...]) -> dict[str, Ints]:
+    """Return the places of each group of features; each feature is in one group.
+
+    The LM's own; what a source measures and counts; its largest probabilities; what it gives to the LM's likeliest
+    token; and what sources give to each other's.
+    """
+    places: dict[str, list[int]] = {LM: [0, 1, 2], MEASURES: [], LARGEST: [], TOP: []}
+    begin = 3
+    for source in (SOURCES[name] for name in sources):
+        for group, count in ((MEASURES, 2 + source.measures), (LARGEST, source.experts), (TOP, source.experts)):
+            places[group] += range(begin, begin + count)
+            begin += count
+    places[AGREEMENT] = [*range(begin, width_of(sources))]
+    return {group: np.array(columns, np.int64) for group, columns in places.items()}
 
 
 def column_of(source: str, feature: str, sources: tuple[str, ...]) -> int:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -82,6 +82,12 @@ class MixtureExamples:
             features[rows, column] = 0
         there[rows, experts_of(self.sources)[KNN]] = False
         return MixtureExamples(self.sources, features, self.log_p, there)
+
+    def without_features(self, columns: Ints) -> "MixtureExamples":
+        """Return the examples without some features: a column that is always 0 teaches nothing, and changes nothing."""
+        features = self.features.copy()
+        features[:, columns] = 0
+        return replace(self, features=features)
 
     def log_mixture(self, network: MixtureNetwork | UsualWeights) -> Doubles:
         """Return log p of every token as a network, or the usual rule, mixes it."""

@@ -23,6 +23,8 @@ def fewest(part):
     return {
         "main": replace(main, rows=main.rows[:2]),
         "choice": replace(choice, points=[replace(choice.points[0], pareto=True, chosen=True)]),
+        "within": replace(measured.within(), points=measured.within().points[:1]),
+        "mixture": replace(measured.mixture_ablation(), features=measured.mixture_ablation().features[:1]),
         "adaptive": replace(
             ablation,
             shares=[0.0],
