@@ -12,7 +12,6 @@ from nearlm.mixing.contexts import Contexts
 from nearlm.mixing.infinigram import InfiniGram
 
 KNN, NGRAM, TEXT = "knn", "ngram", "text"
-LM, MEASURES, LARGEST, TOP, AGREEMENT = "lm", "measures", "largest", "top", "agreement"  # groups of features
 Bools = npt.NDArray[np.bool_]
 
 
@@ -158,13 +157,13 @@ def feature_groups(sources: tuple[str, ...]) -> dict[str, Ints]:
     The LM's own; what a source measures and counts; its largest probabilities; what it gives to the LM's likeliest
     token; and what sources give to each other's.
     """
-    places: dict[str, list[int]] = {LM: [0, 1, 2], MEASURES: [], LARGEST: [], TOP: []}
+    places: dict[str, list[int]] = {"lm": [0, 1, 2], "measures": [], "largest": [], "top": []}
     begin = 3
     for source in (SOURCES[name] for name in sources):
-        for group, count in ((MEASURES, 2 + source.measures), (LARGEST, source.experts), (TOP, source.experts)):
+        for group, count in (("measures", 2 + source.measures), ("largest", source.experts), ("top", source.experts)):
             places[group] += range(begin, begin + count)
             begin += count
-    places[AGREEMENT] = [*range(begin, width_of(sources))]
+    places["agreement"] = [*range(begin, width_of(sources))]
     return {group: np.array(columns, np.int64) for group, columns in places.items()}
 
 

@@ -27,7 +27,7 @@ def level(axes: Any, value: float, label: str) -> None:
 
 
 def bars(axes: Any, values: Mapping[str, float], errors: Sequence[float], labels: Sequence[str]) -> None:
-    """Draw a bar across for each name, the longest on top, with what it may be off and a label at its end."""
+    """Draw a bar across for each name, the last on top, with what it may be off and a label at its end."""
     places = range(len(values))
     style = {"ecolor": MUTED, "elinewidth": 1.2, "capsize": 3}
     axes.barh(places, list(values.values()), 0.6, color=COLOURS[0], xerr=errors, error_kw=style)
