@@ -25,7 +25,9 @@ def fresh(tuned_store, tmp_path):
 
 
 def test_an_index_is_tuned_and_a_mixture_and_its_gate_are_trained(lm, fresh, valid_folder):
-    made = learn_all(fresh, valid_folder, lm, QUICK)
+    heard = Heard()
+    made = learn_all(fresh, valid_folder, lm, QUICK, reporter=heard)
+    assert [line.split()[-1] for line in heard.lines if "few to learn from" in line] == ["mixture", "gate"]
     assert fresh.mixtures == fresh.gates == ["default"]
     better = made.mixture.info.better
     assert made.gate.info.mixture == (made.mixture.hash if better else "")
@@ -60,6 +62,7 @@ def test_for_a_store_without_keys_a_mixture_of_its_text_is_all_there_is(lm, bare
     made = learn_all(store, valid_folder, lm, reporter=heard)
     assert made.gate is None and made.mixture.info.sources == ("ngram", "text") and store.gates == []
     assert any("has no keys: learning to weigh ngram,text, and no gate" in line for line in heard.lines)
+    assert [line.split()[-1] for line in heard.lines if "few to learn from" in line] == ["mixture"]
     assert "constant" not in made.table() and "mixture" in made.table()
     for better in (True, False):
         place = mixture_files(store, "default")

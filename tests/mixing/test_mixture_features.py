@@ -15,6 +15,7 @@ from nearlm.mixing.mixture_features import (
     column_of,
     columns_with,
     experts_of,
+    feature_groups,
     features_of,
     parse_sources,
     propose,
@@ -115,3 +116,27 @@ def test_a_feature_is_found_by_its_name():
         np.testing.assert_array_equal(features[:, column_of(TEXT, "length", sources)], candidates.measures[:, 0])
         np.testing.assert_array_equal(features[:, column_of(TEXT, "some", sources)], candidates.counts > 0)
         np.testing.assert_allclose(features[:, column_of(TEXT, "count", sources)], np.log1p(candidates.counts))
+
+
+def test_every_feature_is_in_one_group_and_each_group_holds_what_it_says():
+    known = known_of([4, 5, 4, 5, 4], 5)
+    sources = (KNN, TEXT)
+    near = from_neighbors(neighbors(5), 2.0)
+    text = from_text(known.contexts)
+    features = features_of(sources, known, {KNN: Proposal(np.arange(5), near), TEXT: Proposal(np.arange(5), text)})
+    groups = feature_groups(sources)
+    assert sorted(np.concatenate(list(groups.values()))) == list(range(width_of(sources)))
+    there = (text.counts > 0)[:, None]
+    counted = [np.log1p(one.counts)[:, None] for one in (near, text)]
+    expected = {
+        "lm": [np.stack([known.conf, np.log(known.conf), known.ent], 1)],
+        "measures": [np.ones((5, 1)), counted[0], near.measures, there, counted[1], text.measures],
+        "largest": [logit(near.favourites(2)[1]), there * logit(text.favourites(0)[1])],
+        "top": [logit(near.p_of(known.top)), there * logit(text.p_of(known.top))],
+        "agreement": [features[:, -2:]],
+    }
+    assert list(groups) == list(expected)
+    for group, columns in expected.items():
+        np.testing.assert_allclose(features[:, groups[group]], np.hstack(columns), rtol=1e-4, err_msg=group)
+    for alone in ((KNN,), (NGRAM,), (TEXT,)):
+        assert len(feature_groups(alone)["agreement"]) == 0

@@ -59,6 +59,19 @@ def test_without_a_search_just_what_needs_it_is_gone():
     assert (examples.features[3] != 0).all()  # not changed itself
 
 
+def test_features_that_are_left_out_are_not_learned_from():
+    examples = made_up()
+    split = split_rows(DOCUMENTS, 0)
+    left_out = columns_with(KNN, ALL)
+    blank = examples.without_features(left_out)
+    network = train_mixture(blank, split, 0)
+    with_all = examples.log_mixture(train_mixture(examples, split, 0))
+    assert perplexity(blank.log_mixture(network)[split.held]) > 1.05 * perplexity(with_all[split.held])
+    assert (blank.features[:, left_out] == 0).all() and (examples.features != 0).all()  # not changed itself
+    kept = np.setdiff1d(np.arange(width_of(ALL)), left_out)
+    np.testing.assert_array_equal(blank.features[:, kept], examples.features[:, kept])
+
+
 @pytest.fixture(scope="module")
 def trace(lm, store, valid):
     return trace_for(lm, store, valid)

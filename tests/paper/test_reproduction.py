@@ -16,11 +16,11 @@ from nearlm.mixing.traces import trace_lm
 from nearlm.mixing.tuning import best_setting
 from nearlm.model.lm import LM
 from nearlm.optimizer import optimization as optimizing
-from nearlm.optimizer import trials
+from nearlm.optimizer import overhead, trials
 from nearlm.paper import reproduction as reproducing
 from nearlm.paper.report import write_report
 from nearlm.paper.reproduction import ALL_PARTS, DEMO_PARTS, Reproduction
-from nearlm.paper.results import ALL, MIXED, NLM, VANILLA, Parts, Results
+from nearlm.paper.results import ALL, MIXED, NLM, VANILLA, WITHIN, Parts, Results
 from nearlm.paper.settings import Setting
 from nearlm.store.datastore import Datastore
 from tiny import make_text
@@ -58,6 +58,9 @@ def small(monkeypatch, quick_paper_index):
     monkeypatch.setattr(optimizing, "SMALL_DIMS", (8,))
     monkeypatch.setattr(optimizing, "SMALL_KEEPS", (0.7,))
     monkeypatch.setattr(trials, "NEIGHBORS_TRIED", (1024, 64))
+    monkeypatch.setattr(overhead, "KS", (64,))
+    monkeypatch.setattr(overhead, "NPROBES", (8,))
+    monkeypatch.setattr("nearlm.mixing.mixture_training._EPOCHS", 2)
     monkeypatch.setattr(reproducing, "_NEW_TOKENS", 5)
 
 
@@ -72,9 +75,10 @@ def test_every_part_is_measured_and_shown(setting, tmp_path, small, monkeypatch)
     parts = results.all()
     assert measured(parts) == {*ALL_PARTS, "about"}
     main = parts.main
-    assert [row.name for row in main.rows] == [NLM, VANILLA, "+ AR", "+ GM", "+ DR", "+ index", *MIXED, ALL]
+    assert [row.name for row in main.rows] == [NLM, VANILLA, "+ AR", "+ GM", "+ DR", "+ index", *MIXED, ALL, WITHIN]
     run = Reproduction(setting, out, quiet)
-    for name, knnlm in ((NLM, load_knnlm(out / "fast", knn=False)), (ALL, load_knnlm(out / "fast"))):
+    models = {NLM: load_knnlm(out / "fast", knn=False), ALL: load_knnlm(out / "fast"), WITHIN: load_knnlm(out / "best")}
+    for name, knnlm in models.items():
         assert main.row(name).perplexity == pytest.approx(evaluate(knnlm, setting.test).perplexity, rel=1e-4)
         assert main.row(name).end_to_end and main.rounds[name]
     vanilla = run.memories.tune(run.store, "paper")

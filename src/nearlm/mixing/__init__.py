@@ -21,10 +21,17 @@ from nearlm.mixing.infinigram import MAX_LENGTH, InfiniGram, Matches, build_infi
 from nearlm.mixing.learning import Learned, learn_all
 from nearlm.mixing.memory import Memory
 from nearlm.mixing.mixture import ALL_SOURCES, Mixture, untrained_mixture, verify_mixture
-from nearlm.mixing.mixture_features import Bools, Known
-from nearlm.mixing.mixture_training import Searched, cross_fit, halves, mixture_examples
+from nearlm.mixing.mixture_features import SOURCES, Bools, Known, feature_groups
+from nearlm.mixing.mixture_training import (
+    MixtureExamples,
+    Searched,
+    cross_fit,
+    halves,
+    mixture_examples,
+    train_mixture,
+)
 from nearlm.mixing.ngrams import verify_ngrams
 from nearlm.mixing.prediction import Prediction
 from nearlm.mixing.traces import LMTrace, Trace, cache_text, room_for_traces, trace_lm, trace_search, trace_text
-from nearlm.mixing.trained import search_only, trace_for
+from nearlm.mixing.trained import search_hash, search_only, trace_for
 from nearlm.mixing.tuning import Tuning, best_setting, best_settings, paper_setting, tune, tuned_at

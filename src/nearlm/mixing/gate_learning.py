@@ -22,6 +22,7 @@ from nearlm.mixing.gate_training import (
     standard_error,
     thresholds_of,
     train_network,
+    warn_few,
 )
 from nearlm.mixing.infinigram import InfiniGram, build_infinigram
 from nearlm.mixing.mixture_features import NGRAM, Known, Proposal, propose, suffix_features
@@ -34,7 +35,6 @@ from nearlm.store import Datastore, SearchSettings, Tuned
 
 FORMAT = 4
 _BLOCK = 4096
-FEW_TOKENS = 10_000
 
 
 @dataclass(frozen=True)
@@ -255,10 +255,7 @@ def _train(
 
 
 def _warn_few(examples: Examples, split: Split, reporter: Reporter) -> None:
-    if len(examples) < FEW_TOKENS:
-        reporter.say(
-            f"warning: {len(examples):,} tokens are few to learn from; {FEW_TOKENS:,} or more make a better gate"
-        )
+    warn_few(len(examples), "gate", reporter)
     if len(split.held) < TRUSTED_TOKENS:
         reporter.say(
             f"warning: {len(split.held):,} held-out tokens are too few to choose by (at least {TRUSTED_TOKENS}): "

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nearlm.base import Doubles, Floats, Ints, OptionError, check_at_least
+from nearlm.base import Doubles, Floats, Ints, OptionError, Reporter, check_at_least
 from nearlm.mixing.equations import mix, perplexity
 from nearlm.mixing.gate_network import LOSSES, GateNetwork, Inputs, capped_lambda, parse_features
 from nearlm.mixing.tuning import LAMBDAS
@@ -20,6 +20,7 @@ PAPER_L1 = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
 HELD_OUT_SHARE = 0.1
 SHARES = np.round(np.arange(0.0, 1.005, 0.01), 2)
 SURE = 2.0  # standard errors
+FEW_TOKENS = 10_000  # fewer teach a network little
 TRUSTED_TOKENS = 500  # fewer held-out tokens cannot tell a better λ(c) from one that knows their document
 _BLOCKS = 20
 _GROUPS = 10  # of tokens, at least, to tell an error from
@@ -236,3 +237,9 @@ def _held_perplexity(network: GateNetwork, held: Examples, training: Training, c
     log_lam = network.log_weights(held.keys, held.scalars)[:, 0]
     lam = capped_lambda(log_lam) if training.objective == "likelihood" else constant
     return half_perplexity(held.log_lm, held.log_knn, lam, log_lam)
+
+
+def warn_few(tokens: int, what: str, reporter: Reporter) -> None:
+    """Say if a text is short for a gate or mixture to learn from."""
+    if tokens < FEW_TOKENS:
+        reporter.say(f"warning: {tokens:,} tokens are few to learn from; {FEW_TOKENS:,} or more make a better {what}")

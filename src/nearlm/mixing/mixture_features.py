@@ -151,6 +151,22 @@ def columns_with(source: str, sources: tuple[str, ...]) -> Ints:
     return np.array(places + [begin + at for at, pair in enumerate(pairs) if source in pair], np.int64)
 
 
+def feature_groups(sources: tuple[str, ...]) -> dict[str, Ints]:
+    """Return the places of each group of features; each feature is in one group.
+
+    The LM's own; what a source measures and counts; its largest probabilities; what it gives to the LM's likeliest
+    token; and what sources give to each other's.
+    """
+    places: dict[str, list[int]] = {"lm": [0, 1, 2], "measures": [], "largest": [], "top": []}
+    begin = 3
+    for source in (SOURCES[name] for name in sources):
+        for group, count in (("measures", 2 + source.measures), ("largest", source.experts), ("top", source.experts)):
+            places[group] += range(begin, begin + count)
+            begin += count
+    places["agreement"] = [*range(begin, width_of(sources))]
+    return {group: np.array(columns, np.int64) for group, columns in places.items()}
+
+
 def column_of(source: str, feature: str, sources: tuple[str, ...]) -> int:
     """Return the place of a feature that every source has, `some` or `count`, or of the ∞-gram and text, `length`."""
     own = ("some", "count", "length").index(feature)

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,7 +11,15 @@ from nearlm.base import Doubles, Floats, Ints, Reporter
 from nearlm.mixing.advice import log_p_of, log_sum, there_of
 from nearlm.mixing.candidates import from_neighbors
 from nearlm.mixing.equations import perplexity
-from nearlm.mixing.gate_training import SURE, TRUSTED_TOKENS, Split, one_thread, split_rows, standard_error
+from nearlm.mixing.gate_training import (
+    SURE,
+    TRUSTED_TOKENS,
+    Split,
+    one_thread,
+    split_rows,
+    standard_error,
+    warn_few,
+)
 from nearlm.mixing.infinigram import InfiniGram
 from nearlm.mixing.mixture_features import (
     KNN,
@@ -74,6 +82,12 @@ class MixtureExamples:
             features[rows, column] = 0
         there[rows, experts_of(self.sources)[KNN]] = False
         return MixtureExamples(self.sources, features, self.log_p, there)
+
+    def without_features(self, columns: Ints) -> "MixtureExamples":
+        """Return the examples without some features: a column that is always 0 teaches nothing, and changes nothing."""
+        features = self.features.copy()
+        features[:, columns] = 0
+        return replace(self, features=features)
 
     def log_mixture(self, network: MixtureNetwork | UsualWeights) -> Doubles:
         """Return log p of every token as a network, or the usual rule, mixes it."""
@@ -154,6 +168,7 @@ def learn_mixture(
 ) -> tuple[MixtureNetwork, MixtureVerdict]:
     """Train a network on nine tenths of a text and judge it on the rest."""
     split = split_rows(traced.text.documents, seed)
+    warn_few(len(examples), "mixture", reporter)
     with reporter.bar("training the mixture", _EPOCHS * len(split.train), "tokens") as advance:
         network = train_mixture(examples, split, seed, advance)
     constant = traced.log_lm if searched is None else searched.trace.log_p(searched.tuned)

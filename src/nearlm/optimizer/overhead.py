@@ -126,7 +126,7 @@ def _instant(trials: Trials) -> Measured:
     infinigram = build_infinigram(trials.store, trials.reporter)
     examples = mixture_examples(trials.traced, ("ngram", "text"), infinigram, None)
     logp, _ = cross_fit(examples, trials.documents)
-    setup = Setup(0, 0, 0, infinigram.bytes, "∞-gram", SearchSettings(mixture=DEFAULT))
+    setup = Setup.without_search(DEFAULT, infinigram.bytes)
     memory = Memory(trials.store, None, SearchSettings(), None, untrained_mixture(examples.sources, infinigram))
     microseconds = 1e6 * trials.mixing_seconds(memory)
     return Measured(Point("no search", setup, 1.0, perplexity(logp), microseconds), logp)

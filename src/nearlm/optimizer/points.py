@@ -34,6 +34,11 @@ class Setup:
         kind = str(retriever.index.spec)
         return cls(len(store), store.dim, store.bytes, retriever.bytes + tables, kind, search.over(retriever.settings))
 
+    @classmethod
+    def without_search(cls, mixture: str, tables: int) -> "Setup":
+        """Describe a memory that searches nothing; `tables` are the bytes of all that its mixture looks up."""
+        return cls(0, 0, 0, tables, "∞-gram", SearchSettings(mixture=mixture))
+
     @property
     def sizes(self) -> tuple[str, str, str]:
         """How many records it has, and what these and all else take of a disk, for people."""

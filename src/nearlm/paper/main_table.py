@@ -1,13 +1,13 @@
 """The paper's tables on a test text: the LM, the vanilla kNN-LM, its remedies one by one, and all together.
 
-Perplexities come from one trace of the text and one search for each memory. The LM, the vanilla kNN-LM and the last row
-are timed end to end, in short rounds, and compared within each round; the other rows have the LM's speed with the times
-of their parts added, each measured next to a search of the vanilla kNN-LM: a machine's speed drifts.
+Perplexities come from one trace of the text and one search for each memory. The LM, the vanilla kNN-LM and optimized
+memories are timed end to end, in short rounds, and compared within each round; the other rows have the LM's speed with
+the times of their parts added, each measured next to a search of the vanilla kNN-LM: a machine's speed drifts.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import cycle, islice, permutations
+from itertools import permutations
 from pathlib import Path
 from statistics import median
 
@@ -32,7 +32,7 @@ from nearlm.mixing import (
 )
 from nearlm.model.lm import LM
 from nearlm.optimizer import Bench, Setup, own_name
-from nearlm.paper.results import ALL, MIXED, NLM, VANILLA, MainTable, Row
+from nearlm.paper.results import MIXED, NLM, VANILLA, MainTable, Row
 from nearlm.search import AUTO, PAPER, PAPER_K, Retriever, build_index, write_settings
 from nearlm.shrink import PruneOptions
 from nearlm.store import Datastore, SearchSettings, Tuned
@@ -117,15 +117,16 @@ class Memories:
         `pace` tells how fast the machine is at the moment, compared with when `lm_seconds` was measured. Searches are
         timed so many times, each next to it.
         """
-        traced = self.test.traced
-        if memory is None or memory.retriever is None:
-            return Row(name, perplexity(traced.log_lm), 1 / lm_seconds)
-        k = memory.settings.k or PAPER_K
-        logp, retrieved = self._predict(memory, k)
+        if memory is None:
+            return Row(name, perplexity(self.test.traced.log_lm), 1 / lm_seconds)
+        logp, retrieved = self._predict(memory)
         retrieving = float(np.mean(retrieved))
-        searches = median(self.test.searches_per_second(memory.retriever, k) / pace() for _ in range(times))
-        seconds = retrieving / searches + self.test.mixing_seconds(memory)
-        search = memory.settings if memory.constant else replace(memory.settings, lam=None)
+        seconds = self.test.mixing_seconds(memory)
+        searches = None
+        if memory.retriever is not None:
+            k = memory.settings.k or PAPER_K
+            searches = median(self.test.searches_per_second(memory.retriever, k) / pace() for _ in range(times))
+            seconds += retrieving / searches
         return Row(
             name,
             perplexity(logp),
@@ -133,28 +134,30 @@ class Memories:
             microseconds=1e6 * seconds,
             searches_per_second=searches,
             skipped=1 - retrieving,
-            setup=Setup.of(memory.retriever, search, memory.table_bytes),
+            setup=_setup(memory),
         )
 
-    def _predict(self, memory: Memory, k: int) -> tuple[Doubles, Bools]:
+    def _predict(self, memory: Memory) -> tuple[Doubles, Bools]:
         """Return log p of every token of the test text, and which of them were searched for."""
         traced = self.test.traced
-        assert memory.retriever is not None
-        trace = self.test.trace(memory.retriever, k)
-        lam = np.full(len(traced), memory.lam)
+        lam = np.full(len(traced), memory.lam if memory.retriever else 0.0)
         if memory.gate is not None:
             lam = memory.gate.weights(traced.keys, traced.known())
-        if memory.mixture is None:
-            return mix(traced.log_lm, trace.log_p_knn(memory.knn_temperature), lam), lam > 0
+        searched = None
+        if memory.retriever is not None:
+            trace = self.test.trace(memory.retriever, memory.settings.k or PAPER_K)
+            searched = Searched(trace, Tuned(**memory.settings.values))
         mixture = memory.mixture
-        searched = Searched(trace, Tuned(**memory.settings.values))
+        if mixture is None:
+            assert searched is not None
+            return mix(traced.log_lm, trace.log_p_knn(memory.knn_temperature), lam), lam > 0
         examples = mixture_examples(traced, mixture.info.sources, mixture.infinigram, searched)
         logp = examples.log_mixture(mixture.network)
         skipped = examples.without_search().log_mixture(mixture.network)
         return np.where(lam > 0, logp, skipped), lam > 0
 
     def time(self, models: dict[str, KNNLM], rounds: int) -> dict[str, list[Evaluation]]:
-        """Evaluate some models end to end on the first tokens of the test text, round by round, in all orders.
+        """Evaluate some models end to end on the first tokens of the test text, round by round, in other orders.
 
         Many short rounds are worth more than few long ones: a machine's speed drifts. A run may feel what ran before.
         """
@@ -163,8 +166,9 @@ class Memories:
         text = cache_text(first, self.lm.tokenizer, self.store.reading(), self.reporter)
         found: dict[str, list[Evaluation]] = {name: [] for name in models}
         self.reporter.say(f"timing end to end, {rounds} rounds of {len(text.targets):,} tokens: {', '.join(models)}")
-        for number, turns in enumerate(islice(cycle(permutations(models)), rounds)):
-            for name in turns:
+        orders = list(permutations(models))
+        for number in range(rounds):
+            for name in orders[number * len(orders) // rounds]:
                 found[name].append(evaluate_tokens(models[name], text))
             self.reporter.say(f"  round {number + 1}: {found[NLM][-1].tokens_per_second:,.0f} tokens/s by the LM alone")
         return found
@@ -185,8 +189,16 @@ class Memories:
         return Gate.train(store, text, self.lm, name=index, index=index, reporter=self.reporter)
 
 
-def main_table(memories: Memories, best: Datastore, *, budget: float, rounds: int) -> MainTable:
-    """Measure the paper's rows; `best` is the optimized store, with all remedies."""
+def _setup(memory: Memory) -> Setup:
+    """Describe a memory; λ is told only where one holds for all tokens."""
+    if memory.retriever is None:
+        return Setup.without_search(memory.settings.mixture or "", memory.table_bytes)
+    search = memory.settings if memory.constant else replace(memory.settings, lam=None)
+    return Setup.of(memory.retriever, search, memory.table_bytes)
+
+
+def main_table(memories: Memories, optimized: dict[str, Datastore], *, budget: float, rounds: int) -> MainTable:
+    """Measure the paper's rows, and those of optimized stores, with all remedies, by their names."""
     store = memories.store
     vanilla = memories.tune(store, PAPER)
     assert vanilla.retriever is not None
@@ -194,7 +206,7 @@ def main_table(memories: Memories, best: Datastore, *, budget: float, rounds: in
     whole = {
         NLM: KNNLM(memories.lm, store, None),
         VANILLA: KNNLM(memories.lm, store, vanilla),
-        ALL: KNNLM.load(best, memories.lm),
+        **{name: KNNLM.load(best, memories.lm) for name, best in optimized.items()},
     }
     runs = memories.time(whole, rounds)
     paces = {name: [run.tokens_per_second for run in found] for name, found in runs.items()}
@@ -208,7 +220,7 @@ def main_table(memories: Memories, best: Datastore, *, budget: float, rounds: in
         "+ DR": memories.tune(memories.reduce(), PAPER),
         "+ index": index,
         **{name: memories.mix(index, sources) for name, sources in MIXED.items()},
-        ALL: whole[ALL].memory,
+        **{name: whole[name].memory for name in optimized},
     }
     usual = median(run.retrievals_per_second or 0.0 for run in runs[VANILLA])
 

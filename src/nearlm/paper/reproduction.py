@@ -19,15 +19,16 @@ import numpy as np
 from nearlm.base import Reporter, StoreError, TextError, cache_dir, canonical_hash, files, store_folder
 from nearlm.base.records import from_json, to_json
 from nearlm.knnlm import KNNLM
-from nearlm.mixing import perplexity, trace_lm
+from nearlm.mixing import perplexity, trace_lm, trace_text
 from nearlm.model.lm import LM
-from nearlm.optimizer import optimize
+from nearlm.optimizer import Bench, optimize
 from nearlm.paper.ablation import ablate
 from nearlm.paper.main_table import Memories, TestTexts, baseline, main_table
-from nearlm.paper.results import FINETUNED, NLM, About, Continuation, MainTable, Results, Row, Sweep
+from nearlm.paper.mixture_ablation import TEST, UNRELATED, VALID, ablate_mixture
+from nearlm.paper.results import ALL, FINETUNED, NLM, WITHIN, About, Continuation, MainTable, Results, Row, Sweep
 from nearlm.paper.settings import TRAINED, Setting
 from nearlm.paper.sweep import SweepOptions, sweep
-from nearlm.search import PAPER
+from nearlm.search import AUTO, PAPER
 from nearlm.shrink import TAKES
 from nearlm.store import BuildOptions, Datastore, Layout
 from nearlm.store.builder import build
@@ -35,8 +36,8 @@ from nearlm.store.model_files import load_lm
 from nearlm.text import TextSource
 
 BUDGET = 0.1
-DEMO_PARTS = ("choice", "main", "continuation")
-ALL_PARTS = ("choice", "main", "baseline", "adaptive", "pruning", "pca", "k", "continuation")
+DEMO_PARTS = ("choice", "within", "main", "continuation")
+ALL_PARTS = ("choice", "within", "main", "baseline", "mixture", "adaptive", "pruning", "pca", "k", "continuation")
 _NEW_TOKENS = 48
 _PROMPT_TOKENS = 20
 _PENALTY = 1.1  # without one a small LM soon repeats itself
@@ -57,7 +58,8 @@ class Reproduction:
         self.command = command
         self.finetune_tokens = finetune_tokens
         self.results = Results(out)
-        self.best = out / "fast"  # the optimized store
+        self.fast = out / "fast"  # the fastest within a budget
+        self.best = out / "best"  # the best within an overhead
 
     def run(self, parts: Sequence[str]) -> Results:
         """Measure the parts that are missing."""
@@ -152,12 +154,16 @@ class Reproduction:
 
     def _choice(self) -> PartAndRows:
         valid = self.setting.valid_source
-        choice = optimize(self.store, valid, self.best, self.lm, budget=BUDGET, reporter=self.reporter)
+        choice = optimize(self.store, valid, self.fast, self.lm, budget=BUDGET, reporter=self.reporter)
+        return choice, [choice.vanilla, *choice.points]
+
+    def _within(self) -> PartAndRows:
+        choice = optimize(self.store, self.setting.valid_source, self.best, self.lm, reporter=self.reporter)
         return choice, [choice.vanilla, *choice.points]
 
     def _main(self) -> PartAndRows:
-        best = Datastore.open(self.best)
-        return _with_rows(main_table(self.memories, best, budget=BUDGET, rounds=self.setting.rounds))
+        optimized = {ALL: Datastore.open(self.fast), WITHIN: Datastore.open(self.best)}
+        return _with_rows(main_table(self.memories, optimized, budget=BUDGET, rounds=self.setting.rounds))
 
     def _baseline(self) -> PartAndRows:
         return _with_rows(baseline(self.memories, 1 / self._lm_speed()))
@@ -182,6 +188,17 @@ class Reproduction:
         row = Row(name, perplexity(traced.log_lm), self._lm_speed())
         self.results.save("baseline", *_with_rows(replace(known, rows=[*known.rows, row])))
         self._about(time.monotonic() - started)
+
+    def _mixture(self) -> PartAndRows:
+        memories = self.memories
+        benches = {VALID: memories.valid, TEST: memories.test}
+        if self.setting.unrelated:
+            traced = trace_text(self.lm, self.store, self.setting.unrelated_source, self.reporter)
+            benches[UNRELATED] = Bench(self.store, traced, self.reporter)
+        retriever = memories.valid.open(self.store, AUTO)
+        found = ablate_mixture(benches, retriever, self.out, reporter=self.reporter)
+        rows = [*found.sources, *found.features]
+        return found, [{**to_json(row), "sources": ",".join(row.sources)} for row in rows]
 
     def _adaptive(self) -> PartAndRows:
         gate = self.memories.gate(self.memories.tune(self.store, PAPER), BUDGET).gate
@@ -220,10 +237,10 @@ class Reproduction:
         return from_json(Sweep, files.read_json(noted), noted)
 
     def _continuation(self) -> PartAndRows:
-        knnlm = KNNLM.load(self.best, self.lm)
+        knnlm = KNNLM.load(self.fast, self.lm)
         prompt = self.setting.prompt or self._opening()
         options: dict[str, Any] = {"max_new_tokens": _NEW_TOKENS, "do_sample": False, "repetition_penalty": _PENALTY}
-        without = KNNLM.load(self.best, self.lm, knn=False).generate(prompt, **options)
+        without = KNNLM.load(self.fast, self.lm, knn=False).generate(prompt, **options)
         start, new = knnlm.generate_ids([prompt], **options)[0]
         tokens = list(knnlm.explain([*start, *new], first=len(start)))
         written = self.lm.tokenizer.decode(new, skip_special_tokens=True)

@@ -23,6 +23,7 @@ class Setting:
     train: tuple[str, ...]
     valid: tuple[str, ...]
     test: tuple[str, ...]
+    unrelated: tuple[str, ...] = ()  # a text that the store says nothing of
     store: str | None = None
     max_tokens: int | None = None
     pack: bool = False
@@ -46,6 +47,11 @@ class Setting:
     def test_source(self) -> TextSource:
         """The text to test on."""
         return TextSource(self.test, max_tokens=self.test_tokens)
+
+    @property
+    def unrelated_source(self) -> TextSource:
+        """The text that shows what a memory costs where it cannot help."""
+        return TextSource(self.unrelated, max_tokens=self.test_tokens)
 
 
 def _read() -> dict[str, Setting]:
@@ -98,6 +104,8 @@ def change(setting: Setting, **given: str | tuple[str, ...] | None) -> Setting:
         new["store"] = None
     if new.keys() & {"train", "test"}:
         new["prompt"] = ""
+    if "train" in new:
+        new["unrelated"] = ()
     own = replace(setting, **new)
     return replace(own, title=_title(own), text=_text(own))
 

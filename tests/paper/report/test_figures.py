@@ -23,6 +23,8 @@ def fewest(part):
     return {
         "main": replace(main, rows=main.rows[:2]),
         "choice": replace(choice, points=[replace(choice.points[0], pareto=True, chosen=True)]),
+        "within": replace(measured.within(), points=measured.within().points[:1]),
+        "mixture": replace(measured.mixture_ablation(), features=measured.mixture_ablation().features[:1]),
         "adaptive": replace(
             ablation,
             shares=[0.0],
@@ -71,6 +73,23 @@ def test_a_figure_shows_what_was_measured():
     merge = figures.pruning({"merge": measured.keep_sweep("merge")}).axes[0].lines[0]
     assert list(merge.get_xdata()) == pytest.approx([20, 40, 60, 80, 100], abs=1e-3)
     assert list(merge.get_ydata()) == sorted(merge.get_ydata(), reverse=True)
+
+
+def test_a_bar_is_as_long_as_a_mixture_is_worse_without_something():
+    found = measured.mixture_ablation()
+    axes = figures.mixture_sources(found).axes[0]
+    lengths = [bar.get_width() for bar in axes.patches]
+    assert lengths == pytest.approx([100 * (ppl / 8.01 - 1) for ppl in (8.33, 8.35, 10.24)])
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["text so far", "∞-gram", "neighbours"]
+    assert [text.get_text() for text in axes.texts] == ["+4.0 %", "+4.2 %", "+27.8 %"]
+    assert len(figures.mixture_features(found).axes[0].patches) == 5
+
+
+def test_what_is_allowed_is_drawn_where_it_is():
+    for found, where in ((measured.choice(), 0.1), (measured.within(), 61.9)):
+        allowed = [line for line in figures.choice(found).axes[0].lines if line.get_label().startswith("allowed")]
+        (line,) = allowed
+        assert where in (line.get_xdata()[0], line.get_ydata()[0])
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])

@@ -48,13 +48,24 @@ DRAWN = {
     "intro": lambda: figures.intro(measured.main_table()),
     "closer": lambda: figures.closer(measured.main_table()),
     "choice": lambda: figures.choice(measured.choice()),
+    "within": lambda: figures.choice(measured.within()),
     "speed": lambda: figures.adaptive_speed(measured.ablation()),
     "sweep": lambda: figures._sweep_panels(measured.k_sweep()),
     "random 4": lambda: figures.closer(random_table(4)),
     "random 11": lambda: figures.closer(random_table(11)),
     "random 16": lambda: figures.intro(random_table(16)),
 }
-COUNTS = {"intro": 7, "closer": 6, "choice": 1, "speed": 6, "sweep": 8, "random 4": 6, "random 11": 6, "random 16": 7}
+COUNTS = {
+    "intro": 8,
+    "closer": 7,
+    "choice": 1,
+    "within": 1,
+    "speed": 6,
+    "sweep": 8,
+    "random 4": 7,
+    "random 11": 7,
+    "random 16": 8,
+}
 
 
 @pytest.mark.parametrize("name", DRAWN)

@@ -16,7 +16,7 @@ from nearlm.paper import report
 from nearlm.paper.report import page as page_module
 from nearlm.paper.report import plotting
 from nearlm.paper.report.page import FIGURES
-from nearlm.paper.results import Continuation, Parts, Results
+from nearlm.paper.results import WITHIN, Continuation, Parts, Results
 
 PARTS = [part.name for part in fields(Parts)]
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -164,8 +164,8 @@ def test_without_the_papers_numbers_or_variants_the_page_has_none(tmp_path, sket
 
 def test_a_speed_within_the_noise_is_not_given_exactly(tmp_path, sketched):
     main = measured.main_table()
-    rows = [replace(row, tokens_per_second=326.0) if row.name == "+ All" else row for row in main.rows]
-    found = replace(main, rows=rows, rounds={**main.rounds, "+ All": [318.0, 326.0, 331.0]})
+    rows = [replace(row, tokens_per_second=326.0) if row.name == WITHIN else row for row in main.rows]
+    found = replace(main, rows=rows, rounds={**main.rounds, WITHIN: [318.0, 326.0, 331.0]})
     said = Page(write(tmp_path, Parts(main=found))[1]).said()
     assert said.count("≈\xa0100\xa0%") == 2 and "101" not in said  # in the table and above it
 

@@ -1,6 +1,6 @@
 """What figures are drawn with: lines and points in the style of all, and axes with names and plain numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nearlm.paper.report.plotting import COLOURS, INK, LINES, MUTED, WHITE
@@ -24,6 +24,19 @@ def plot(axes: Any, points: Sequence[Any], across: str, mark: str, up: str = "pe
 def level(axes: Any, value: float, label: str) -> None:
     """Draw a dashed line across, to compare with."""
     axes.axhline(value, color=MUTED, linewidth=1, linestyle="--", label=label)
+
+
+def bars(axes: Any, values: Mapping[str, float], errors: Sequence[float], labels: Sequence[str]) -> None:
+    """Draw a bar across for each name, the last on top, with what it may be off and a label at its end."""
+    places = range(len(values))
+    style = {"ecolor": MUTED, "elinewidth": 1.2, "capsize": 3}
+    axes.barh(places, list(values.values()), 0.6, color=COLOURS[0], xerr=errors, error_kw=style)
+    axes.axvline(0, color=MUTED, linewidth=1)
+    for place, value, error, label in zip(places, values.values(), errors, labels, strict=True):
+        end = max(value + error, 0)
+        axes.annotate(label, (end, place), (5, 0), textcoords="offset points", va="center", fontsize=9.5)
+    axes.set_yticks(places, list(values))
+    axes.grid(visible=False, axis="y")
 
 
 def name_axes(axes: Any, across: str, up: str = "perplexity (lower is better)") -> None:

@@ -8,17 +8,33 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nearlm.optimizer import Choice
-from nearlm.paper.report.axes import STAR, label_decades, level, line, logarithmic, name_axes, plot
+from nearlm.paper.mixture_ablation import MixtureAblation, MixtureRow
+from nearlm.paper.report.axes import STAR, bars, label_decades, level, line, logarithmic, name_axes, plot
 from nearlm.paper.report.formatting import displayable
 from nearlm.paper.report.labels import Label, label_points
 from nearlm.paper.report.plotting import COLOURS, GRID, MUTED, figure, save
-from nearlm.paper.results import ALL, LEARNED, MASK, NLM, RANDOM, VANILLA, Ablation, MainTable, Row, Sweep, SweepPoint
+from nearlm.paper.results import (
+    ALL,
+    LEARNED,
+    MASK,
+    NLM,
+    RANDOM,
+    VANILLA,
+    WITHIN,
+    Ablation,
+    MainTable,
+    Row,
+    Sweep,
+    SweepPoint,
+)
 
 _METHODS = {"merge": "greedy merging", "random": "random", "kmeans": "k-means", "rank": "rank"}
 _SKIPPED = "retrievals skipped, %"
 _SPEED_OF_PARTS = "tokens/s, from the times of the parts"
 _AT_RANDOM = "at random"
 _BY_GATE = "as the gate says"
+_NAME_WIDTH = 20  # letters of a bar's name in a line
+_BEST = (ALL, WITHIN)
 _STYLES = {LEARNED: 0, _BY_GATE: 0, RANDOM: 1, _AT_RANDOM: 1, MASK: 2, "random mask, learned λ": 3}
 _OTHERS = 4  # the first line style of curves that are in none of these
 _APART = 1.2  # as a ratio: numbers on an axis that is logarithmic
@@ -68,6 +84,8 @@ def choice(found: Choice, axes: Any) -> None:
     plot(axes, taken, across, "*", "beyond", color=COLOURS[1], markersize=15, zorder=4, label="chosen")
     if found.budget is not None:
         level(axes, found.budget, f"allowed: {found.budget:+g}")
+    if found.limit is not None:
+        axes.axvline(found.limit, color=MUTED, linewidth=1, linestyle="--", label=f"allowed: {found.limit:.1f} µs")
     if logarithmic(axes, [point.microseconds for point in points], 10):
         label_decades(axes)
     axes.margins(0.08, 0.1)
@@ -126,6 +144,18 @@ def features(found: Ablation, axes: Any) -> None:
     axes.set_xlabel("perplexity, half the retrievals skipped")
     axes.locator_params(axis="x", nbins=5)
     axes.legend(loc=(0, 1))
+
+
+@figure()
+def mixture_sources(found: MixtureAblation, axes: Any) -> None:
+    """Draw how much worse the mixture is without each source."""
+    _worse(axes, found, found.without_source)
+
+
+@figure()
+def mixture_features(found: MixtureAblation, axes: Any) -> None:
+    """Draw how much worse the mixture is without each group of features."""
+    _worse(axes, found, {row.name: row for row in found.features})
 
 
 @figure()
@@ -218,7 +248,7 @@ def _scatter(axes: Any, rows: Sequence[Row]) -> None:
         if row.name in (NLM, VANILLA):
             axes.plot(*at, "o", color=MUTED, markersize=7, zorder=4)
             axes.plot(*at, "o", color=MUTED, markersize=15, fillstyle="none", zorder=3)
-        elif row.name == ALL:
+        elif row.name in _BEST:
             axes.plot(*at, "*", color=COLOURS[1], markersize=15, zorder=4)
         else:
             axes.plot(*at, "o", color=COLOURS[0], markersize=7, zorder=4)
@@ -226,8 +256,8 @@ def _scatter(axes: Any, rows: Sequence[Row]) -> None:
     name_axes(axes, "tokens per second (more is better)")
     if axes.get_legend_handles_labels()[0]:
         axes.legend()
-    important = sorted(rows, key=lambda row: (row.name != ALL, row.tokens_per_second))
-    label_points(axes, [Label(row.tokens_per_second, row.perplexity, row.name, row.name == ALL) for row in important])
+    important = sorted(rows, key=lambda row: (row.name not in _BEST, row.tokens_per_second))
+    label_points(axes, [Label(row.tokens_per_second, row.perplexity, row.name, row.name in _BEST) for row in important])
 
 
 def _curves(axes: Any, curves: Mapping[str, Sequence[float]], across: Sequence[float], label: str) -> None:
@@ -236,6 +266,17 @@ def _curves(axes: Any, curves: Mapping[str, Sequence[float]], across: Sequence[f
         number = _STYLES[name] if name in _STYLES else next(others)
         line(axes, number, across, values, name)
     name_axes(axes, label)
+
+
+def _worse(axes: Any, found: MixtureAblation, rows: Mapping[str, MixtureRow]) -> None:
+    """Draw how much worse than the whole mixture some are; half of the seeds' range to both sides."""
+    ordered = sorted(rows.items(), key=lambda one: found.worse(one[1]))
+    values = {textwrap.fill(name, _NAME_WIDTH): 100 * found.worse(row) for name, row in ordered}
+    errors = [50 * row.spread / found.whole.perplexity.test for _, row in ordered]
+    labels = [f"{value:+.{1 if value >= 1 else 2}f} %" for value in values.values()]
+    bars(axes, values, errors, labels)
+    axes.margins(x=0.2)
+    axes.set_xlabel("perplexity without it, % more")
 
 
 def _sweep(axes: Any, found: Sweep, what: str, colour: str) -> None:

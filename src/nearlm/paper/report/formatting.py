@@ -43,6 +43,8 @@ def _or_dash(write: Callable[[float], str]) -> Callable[[float | None], str]:
 
 
 ppl = _or_dash(lambda value: f"{value:,.2f}" if value < 100 else f"{value:,.1f}")
+ppl3 = _or_dash("{:,.3f}".format)  # where small differences matter
+signed = _or_dash("{:+.2f}".format)
 speed = _or_dash(lambda value: f"{value:,.0f}" if value >= 10 else f"{value:.2g}")  # things per second
 times = _or_dash(lambda value: f"{value:.2f}×" if value < 10 else f"{value:,.0f}×")  # a ratio
 share = _or_dash(lambda value: f"{100 * value:.0f}\xa0%")

@@ -12,11 +12,13 @@ from urllib.parse import quote
 from nearlm.base import StoreError, duration, files, import_extra
 from nearlm.paper.report import figures, formatting
 from nearlm.paper.report.plotting import inline, save
-from nearlm.paper.results import ALL, FINETUNED, LEARNED, NLM, RANDOM, VANILLA, Parts, Results
+from nearlm.paper.results import ALL, FINETUNED, LEARNED, NLM, RANDOM, VANILLA, WITHIN, Parts, Results
 
 FIGURES: dict[str, dict[str, Callable[[Any], Any]]] = {
     "main": {"intro": figures.intro, "closer": figures.closer},
     "choice": {"choice": figures.choice},
+    "within": {"within": figures.choice},
+    "mixture": {"mixture-sources": figures.mixture_sources, "mixture-features": figures.mixture_features},
     "adaptive": {
         "adaptive": figures.adaptive,
         "adaptive-speed": figures.adaptive_speed,
@@ -27,7 +29,15 @@ FIGURES: dict[str, dict[str, Callable[[Any], Any]]] = {
     "pca": {"pca": figures.sweep_perplexity, "pca-speed": figures.sweep_speed},
     "k": {"k": figures.sweep_perplexity, "k-speed": figures.sweep_speed},
 }
-_NAMES = {"NLM": NLM, "VANILLA": VANILLA, "ALL": ALL, "FINETUNED": FINETUNED, "RANDOM": RANDOM, "LEARNED": LEARNED}
+_NAMES = {
+    "NLM": NLM,
+    "VANILLA": VANILLA,
+    "ALL": ALL,
+    "WITHIN": WITHIN,
+    "FINETUNED": FINETUNED,
+    "RANDOM": RANDOM,
+    "LEARNED": LEARNED,
+}
 _STYLE = resources.files("nearlm.paper.report").joinpath("style.css")
 
 
