@@ -36,6 +36,7 @@ class Checkout:
     def __init__(self, path: Path):
         self.path = path
         self._modules: dict[str, Any] = {}
+        self._asked: dict[str, Any] = {}
 
     @contextmanager
     def _used(self) -> Iterator[None]:
@@ -49,8 +50,10 @@ class Checkout:
 
     def module(self, name: str) -> Any:
         """Import a module of this checkout."""
-        with self._used():
-            return importlib.import_module(f"nearlm.{name}")
+        if name not in self._asked:
+            with self._used():
+                self._asked[name] = importlib.import_module(f"nearlm.{name}")
+        return self._asked[name]
 
 
 def made_up_neighbors(rows: int, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -183,7 +186,7 @@ def measured(options: argparse.Namespace, checkouts: list[Checkout], folder: Pat
         kinds = ["scoring"] + ["generation"] * (rows <= 16)
         for kind in kinds:
             parts = [getattr(case, kind)() for case in cases]
-            rounds = max(options.rounds, 2000 // rows if kind == "scoring" else 0)
+            rounds = max(options.rounds, 500 // rows)
             for name in parts[0]:
                 times = least([here[name] for here in parts], rounds, clock)
                 micros = [seconds / rows * 1e6 for seconds in times]

@@ -28,7 +28,7 @@ def test_weights_add_up_to_one_over_the_experts_that_are_there():
     there = np.ones((50, 3), np.bool_)
     there[::2, 1:] = False
     there[1::4, 2] = False
-    weights = np.exp(network.log_weights(features, there, batch=7))
+    weights = np.exp(network.log_weights(features, there))
     np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-6)
     assert (weights[~there] == 0).all() and (weights[there] > 0).all()
     np.testing.assert_array_equal(weights[::2, 0], 1)  # the LM alone

@@ -146,7 +146,7 @@ class Memory:
             lam = self.gate.weights(queries, known, proposals)
             retrieved = lam > 0
         decided = time.perf_counter()
-        near = self.search(queries[retrieved])
+        near = self.search(queries if retrieved.all() else queries[retrieved])
         searched = time.perf_counter()
         if self.mixture is not None:
             said: Advice | Interpolation = self.mixture.weigh(known, proposals, near, retrieved)
