@@ -114,7 +114,7 @@ class Case:
             "from_text": lambda: candidates.from_text(contexts),
             "from_neighbors": lambda: candidates.from_neighbors(self.near, 2.0),
             "features": lambda: features.features_of(SOURCES, self.known, said.proposals),
-            "network": lambda: self.mixture.network.log_weights(described, there),
+            "network": lambda: getattr(self.mixture, "_weigher", self.mixture.network).log_weights(described, there),
             "targets": lambda: prediction.score(self.log_lm, self.targets),
         }
 
@@ -125,9 +125,7 @@ class Case:
         log_lm = logits[:, 0].log_softmax(-1)
         keys = torch.zeros(rows, 1, 8)
         said = self.advice()
-        constant = self.module("mixing.interpolation").Interpolation(
-            self.near, self.retrieved, np.full(rows, 0.3), 2.0
-        )
+        constant = self.module("mixing.interpolation").Interpolation(self.near, self.retrieved, np.full(rows, 0.3), 2.0)
         attachment = self.module("knnlm.attachment")
         settings = self.module("store").SearchSettings(k=self.near.tokens.shape[1], lam=0.3, knn_temperature=2.0)
         search = SimpleNamespace(search=lambda *_, **__: self.near)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given
@@ -141,3 +142,28 @@ def test_p_of_tokens_favourites_and_the_whole_vocabulary():
     assert rows.tolist() == [1, 1, 1] and tokens.tolist() == [4, 5, 9]
     p = [found.p_of(np.array([token, 0]))[0] for token in tokens]
     np.testing.assert_allclose(mass, p @ np.arange(5.0, 10.0), rtol=1e-6)
+
+
+def test_candidates_do_not_depend_on_the_batch_nor_on_threads():
+    rng = np.random.default_rng(3)
+    text = rng.integers(0, 9, 400).astype(np.int32)
+    ends = np.arange(1, 301)
+    contexts = Contexts(text, np.maximum(0, ends - 60), ends)
+    near = Neighbors(
+        rng.uniform(0, 9, (300, 20)).astype(np.float32), rng.integers(-1, 9, (300, 20)).astype(np.int32), None, None
+    )
+    before = numba.get_num_threads()
+    for make in (
+        lambda rows: from_text(contexts[rows]),
+        lambda rows: from_neighbors(Neighbors(near.distances[rows], near.tokens[rows], None, None), 2.0),
+        lambda rows: from_infinigram(FakeInfiniGram([9, *text, 9]), contexts[rows]),
+    ):
+        together = make(slice(None))
+        numba.set_num_threads(1)
+        alone = [make(slice(row, row + 1)) for row in range(300)]
+        numba.set_num_threads(before)
+        for row, one in enumerate(alone):
+            assert as_dict(together, row) == as_dict(one, 0)
+            assert together.favourites[row] == one.favourites[0]
+            np.testing.assert_array_equal(together.largest[row], one.largest[0])
+            np.testing.assert_array_equal(together.measures[row], one.measures[0])

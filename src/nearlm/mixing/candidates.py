@@ -23,7 +23,7 @@ MOST_FOLLOWING = 1024  # occurrences of a suffix that are looked at; of more an 
 READ_BACK = 2048  # tokens of the text so far that are looked at
 LONGEST_COPY = 24  # tokens of a repeated suffix that count
 _EXPERTS = len(FACTORS)
-_LEAST = 1e-30  # of the nearest one's mass: less is nothing, and slow to compute with
+_LEAST = np.float32(1e-19)  # of the nearest one's mass: the square of less is nothing, and slow to compute with
 _ROWS = 16  # handled by one thread at a time, by plain functions: numba takes writes to `made` in a prange for dead
 _POWERS = 4.0 ** np.arange(LONGEST_COPY + 1)
 
@@ -93,7 +93,7 @@ def from_text(contexts: Contexts) -> Candidates:
 
 @numba.njit(cache=True)
 def _room(most, experts, measures):  # type: ignore[no-untyped-def]
-    """Make room for at most so many candidates of each row, one row after another."""
+    """Make room for at most so many candidates of each row, one row after another; p is not yet anything."""
     rows = len(most)
     begins = np.zeros(rows, np.int64)
     end = np.int64(0)
@@ -102,7 +102,7 @@ def _room(most, experts, measures):  # type: ignore[no-untyped-def]
         end += most[i]
     return Candidates(
         np.empty(end, np.int32),
-        np.zeros((end, experts), np.float32),
+        np.empty((end, experts), np.float32),
         begins,
         np.zeros(rows, np.int32),
         np.full(rows, -1, np.int32),
@@ -116,7 +116,7 @@ def _finish(i, count, totals, main, made):  # type: ignore[no-untyped-def]
     """Turn the masses of a row into probabilities, and find its favourite and the largest of each expert."""
     best = np.float32(-1)
     for e in range(len(totals)):
-        totals[e] = 1 / max(totals[e], _LEAST)
+        totals[e] = 1 / max(totals[e], 1e-30)
     for j in range(made.begins[i], made.begins[i] + count):
         for e in range(len(totals)):
             made.p[j, e] *= totals[e]
@@ -160,27 +160,36 @@ def _neighbor_rows(first, distances, near, weights, places, scale, made):  # typ
     masses = np.empty(k, np.float32)
     totals = np.empty(_EXPERTS, np.float64)
     for i in range(first, min(first + _ROWS, rows)):
+        tokens = made.tokens[made.begins[i] :]
+        p = made.p[made.begins[i] :]
         nearest = _masses(distances[i], near[i], scale / FACTORS[0], masses)
         count = 0
-        totals[:] = 0
         for j in range(k):
-            if places[i, j] < 0:
+            place = places[i, j]
+            if place < 0:
                 continue
-            at = made.begins[i] + places[i, j]
-            made.tokens[at] = near[i, j]
-            count = max(count, places[i, j] + 1)
+            if place == count:
+                tokens[place] = near[i, j]
+                p[place] = 0
+                count += 1
             mass = masses[j]
+            weight = np.float32(weights[i, j]) if weighted else np.float32(1)
             for e in range(_EXPERTS):
-                if mass < _LEAST:
-                    break
-                share = mass * weights[i, j] if weighted else mass
-                made.p[at, e] += share
-                totals[e] += share
-                mass *= mass  # the next temperature is half of this one
+                p[place, e] += weight * mass
+                mass = mass * mass if mass > _LEAST else np.float32(0)  # the next temperature is half of this one
+        _add_up(p[:count], totals)
         if count:
             made.measures[i, 0] = np.log(nearest * scale + 1e-6)
             made.measures[i, 1:] = np.log(totals)
         _finish(i, count, totals, MAIN, made)
+
+
+@numba.njit(cache=True)
+def _add_up(p, totals):  # type: ignore[no-untyped-def]
+    totals[:] = 0
+    for place in range(len(p)):
+        for e in range(len(totals)):
+            totals[e] += p[place, e]
 
 
 @numba.njit(cache=True, fastmath={"nnan", "nsz"})
@@ -212,21 +221,31 @@ def _following_rows(first, following, found, made):  # type: ignore[no-untyped-d
     table = table_for(MOST_FOLLOWING)
     keys = np.empty(MOST_FOLLOWING, np.int64)
     totals = np.empty(1, np.float64)
+    begin = made.begins[first]
     for i in range(first, min(first + _ROWS, len(made.counts))):
+        made.begins[i] = begin  # right after the row before
+        tokens = made.tokens[begin:]
+        p = made.p[begin:]
         occurrences = found.end[i] - found.begin[i]
         looked = min(occurrences, MOST_FOLLOWING)
-        tokens = made.tokens[made.begins[i] :]
-        p = made.p[made.begins[i] :, 0]
-        count = 0
-        for j in range(looked):
-            token = following[found.begin[i] + j * occurrences // looked]
-            place = place_of(token, table, keys, tokens, count)
-            count += place == count
-            p[place] += np.float32(1)
+        at = found.begin[i]
+        part = count = 0
+        for _ in range(looked):  # at j * occurrences // looked, without a division
+            place = place_of(following[at], table, keys, tokens, count)
+            if place == count:
+                p[place, 0] = 0
+                count += 1
+            p[place, 0] += np.float32(1)
+            at += occurrences // looked
+            part += occurrences % looked
+            if part >= looked:
+                part -= looked
+                at += 1
         for place in range(count):
             table[keys[place]] = -1
         totals[0] = looked
         _finish(i, count, totals, 0, made)
+        begin += count
         made.measures[i, 0] = found.length[i]
         made.measures[i, 1] = np.log(max(occurrences, 1))
 
@@ -261,11 +280,13 @@ def _text_rows(first, text, begins, ends, matches, made):  # type: ignore[no-unt
     table = table_for(most)
     keys = np.empty(most, np.int64)
     totals = np.empty(1, np.float64)
+    begin = made.begins[first]
     for i in range(rows.start, rows.stop):
+        made.begins[i] = begin  # right after the row before
+        tokens = made.tokens[begin:]
+        p = made.p[begin:]
         last = ends[i] - 1
         least = max(begins[i], last - READ_BACK)
-        tokens = made.tokens[made.begins[i] :]
-        p = made.p[made.begins[i] :, 0]
         count = longest = 0
         totals[0] = 0
         j = last
@@ -277,13 +298,16 @@ def _text_rows(first, text, begins, ends, matches, made):  # type: ignore[no-unt
             while length < LONGEST_COPY and j - length >= least and text[j - length] == text[last - length]:
                 length += 1
             place = place_of(text[j + 1], table, keys, tokens, count)
-            count += place == count
-            p[place] += _POWERS[length]
+            if place == count:
+                p[place, 0] = 0
+                count += 1
+            p[place, 0] += _POWERS[length]
             totals[0] += _POWERS[length]
             longest = max(longest, length)
         for place in range(count):
             table[keys[place]] = -1
         _finish(i, count, totals, 0, made)
+        begin += count
         made.measures[i, 0] = longest
         made.measures[i, 1] = np.log(max(matches[i], 1))
 

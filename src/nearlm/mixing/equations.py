@@ -36,9 +36,7 @@ class Masses(NamedTuple):
     mass: Doubles
 
 
-def p_knn_masses(
-    distances: Reals, tokens: Int32s, temperature: float = 1.0, weights: Int32s | None = None
-) -> Masses:
+def p_knn_masses(distances: Reals, tokens: Int32s, temperature: float = 1.0, weights: Int32s | None = None) -> Masses:
     """Return p_kNN of all tokens that neighbours have: for the few positions of a generation step."""
     return Masses(*_mass_kernel(distances, tokens, _or_ones(weights), 1.0 / temperature))
 
