@@ -65,7 +65,7 @@ def from_neighbors(near: Neighbors, knn_temperature: float) -> Candidates:
     places = np.empty(near.tokens.shape, np.int32)
     counts = np.empty(len(places), np.int32)
     _place_kernel(near.tokens, places, counts)
-    made = _room(counts, _EXPERTS, 1 + _EXPERTS)
+    made: Candidates = _room(counts, _EXPERTS, 1 + _EXPERTS)
     _neighbor_kernel(near.distances, near.tokens, weights, places, 1.0 / knn_temperature, made)
     return made
 
@@ -73,7 +73,7 @@ def from_neighbors(near: Neighbors, knn_temperature: float) -> Candidates:
 def from_infinigram(infinigram: InfiniGram, contexts: Contexts) -> Candidates:
     """Propose what follows the longest suffix of each context in the store's text; measures: its length, log count."""
     found = infinigram.look_up(contexts.tokens, contexts.begins, contexts.ends)
-    made = _room(np.minimum(found.end - found.begin, MOST_FOLLOWING), 1, 2)
+    made: Candidates = _room(np.minimum(found.end - found.begin, MOST_FOLLOWING), 1, 2)
     _following_kernel(infinigram.following, found, made)
     return made
 
@@ -86,7 +86,7 @@ def from_text(contexts: Contexts) -> Candidates:
     text = np.ascontiguousarray(contexts.tokens)
     matches = np.zeros(len(contexts), np.int64)
     _match_kernel(text, contexts.begins, contexts.ends, matches)
-    made = _room(matches, 1, 2)
+    made: Candidates = _room(matches, 1, 2)
     _text_kernel(text, contexts.begins, contexts.ends, matches, made)
     return made
 

@@ -35,7 +35,8 @@ def statistics_of(logits: Tensor) -> Statistics:
     sums = np.empty((3, len(values)), np.float32)
     with threads_for(len(values)):
         _statistics_kernel(values, top, *sums)
-    return Statistics(*torch.from_numpy(sums), torch.from_numpy(top))
+    log_total, conf, ent = torch.from_numpy(sums)
+    return Statistics(log_total, conf, ent, torch.from_numpy(top))
 
 
 def _by_torch(logits: Tensor) -> Statistics:
@@ -67,8 +68,8 @@ def _sum(logits, largest):  # type: ignore[no-untyped-def]
     bits = np.empty(_BLOCK, np.int32)
     powers = bits.view(np.float32)
     rest = np.empty(_BLOCK, np.float32)
-    total = 0.0
-    product = 0.0
+    total = np.float64(0)
+    product = np.float64(0)
     for start in range(0, len(logits), _BLOCK):
         here = logits[start : start + _BLOCK]
         for j in range(len(here)):
