@@ -22,6 +22,7 @@ import numba
 import numpy as np
 
 from nearlm.base import Reporter
+from nearlm.base.threads import FEW
 from nearlm.mixing import trace_text
 from nearlm.mixing.equations import log_p_knn
 from nearlm.search import Retriever
@@ -56,7 +57,7 @@ def search_by_parts(retriever: Retriever, queries: Any, targets: Any, k: int, np
     clock = Clock()
     x = retriever.index.transform_keys(retriever.store.project(queries))
     clock.tick("transform")
-    if len(x) < 16:
+    if len(x) <= FEW:
         numba.set_num_threads(1)
     probed = scan._probe(x, nprobe)
     clock.tick("coarse")

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,8 +15,8 @@ from nearlm.search import Neighbors
 
 
 def as_dict(found: Candidates, row: int, expert: int = 0) -> dict[int, float]:
-    here = slice(0, found.counts[row])
-    pairs = zip(found.tokens[row, here].tolist(), found.p[row, here, expert].tolist(), strict=True)
+    here = slice(found.begins[row], found.begins[row] + found.counts[row])
+    pairs = zip(found.tokens[here].tolist(), found.p[here, expert].tolist(), strict=True)
     made = dict(pairs)
     assert len(made) == found.counts[row]  # each token once
     return made
@@ -136,9 +137,33 @@ def test_p_of_tokens_favourites_and_the_whole_vocabulary():
     expected = (mass[0] + mass[2]) / mass.sum()
     assert found.p_of(np.array([4, 4]))[:, 2].tolist() == pytest.approx([expected, 0])
     assert found.p_of(np.array([8, 8])).tolist() == [[0] * 5, [0] * 5]
-    token, largest = found.favourites(2)
-    assert token.tolist() == [4, -1] and largest[:, 2].tolist() == pytest.approx([expected, 0])
-    whole = np.zeros((2, 8))  # 9 is no token of this model
-    found.add_to(whole, np.full((2, 5), 0.1))
-    assert whole[0, 4] == pytest.approx(0.1 * found.p_of(np.array([4, 4]))[0].sum(), rel=1e-5)
-    assert whole[1].sum() == 0
+    assert found.favourites.tolist() == [4, -1] and found.largest[:, 2].tolist() == pytest.approx([expected, 0])
+    rows, tokens, mass = found.masses(np.array([1, 3]), np.arange(20.0).reshape(4, 5))
+    assert rows.tolist() == [1, 1, 1] and tokens.tolist() == [4, 5, 9]
+    p = [found.p_of(np.array([token, 0]))[0] for token in tokens]
+    np.testing.assert_allclose(mass, p @ np.arange(5.0, 10.0), rtol=1e-6)
+
+
+def test_candidates_do_not_depend_on_the_batch_nor_on_threads():
+    rng = np.random.default_rng(3)
+    text = rng.integers(0, 9, 400).astype(np.int32)
+    ends = np.arange(1, 301)
+    contexts = Contexts(text, np.maximum(0, ends - 60), ends)
+    near = Neighbors(
+        rng.uniform(0, 9, (300, 20)).astype(np.float32), rng.integers(-1, 9, (300, 20)).astype(np.int32), None, None
+    )
+    before = numba.get_num_threads()
+    for make in (
+        lambda rows: from_text(contexts[rows]),
+        lambda rows: from_neighbors(Neighbors(near.distances[rows], near.tokens[rows], None, None), 2.0),
+        lambda rows: from_infinigram(FakeInfiniGram([9, *text, 9]), contexts[rows]),
+    ):
+        together = make(slice(None))
+        numba.set_num_threads(1)
+        alone = [make(slice(row, row + 1)) for row in range(300)]
+        numba.set_num_threads(before)
+        for row, one in enumerate(alone):
+            assert as_dict(together, row) == as_dict(one, 0)
+            assert together.favourites[row] == one.favourites[0]
+            np.testing.assert_array_equal(together.largest[row], one.largest[0])
+            np.testing.assert_array_equal(together.measures[row], one.measures[0])

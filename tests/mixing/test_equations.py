@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearlm.mixing.equations import back_off, log_p_knn, log_p_knn_vocabulary, mix, perplexity
+from nearlm.mixing.equations import Masses, add_mass, back_off, log_p_knn, mix, p_knn_masses, perplexity
 
 VOCAB = 7
 
@@ -19,6 +20,15 @@ def oracle(distances, tokens, temperature, weights):
         mass = weights[i][real] * np.exp(-(d - (d.min() if len(d) else 0)) / temperature)
         for token, m in zip(tokens[i][real], mass, strict=True):
             p[i, token] += m / mass.sum()
+    return p
+
+
+def dense(found, rows, vocabulary):
+    """Spread masses over rows of a vocabulary; no pair comes twice."""
+    p = np.zeros((rows, vocabulary))
+    known = found.tokens < vocabulary
+    np.add.at(p, (found.rows[known], found.tokens[known]), found.mass[known])
+    assert len(set(zip(found.rows.tolist(), found.tokens.tolist(), strict=True))) == len(found.mass)
     return p
 
 
@@ -39,13 +49,12 @@ def test_p_knn_of_targets_and_of_the_vocabulary_equal_the_equation(case, weighte
     distances, tokens, weights, temperature = case
     p = oracle(distances, tokens, temperature, weights if weighted else np.ones_like(weights))
     given_weights = weights if weighted else None
-    dense = log_p_knn_vocabulary(distances, tokens, VOCAB, temperature, given_weights)
-    np.testing.assert_allclose(np.exp(dense), p, rtol=1e-9, atol=1e-300)
+    found = dense(p_knn_masses(distances, tokens, temperature, given_weights), len(tokens), VOCAB)
+    np.testing.assert_allclose(found, p, rtol=1e-9, atol=1e-300)
     for target in range(VOCAB):
         targets = np.full(len(tokens), target, np.int32)
-        np.testing.assert_allclose(
-            log_p_knn(distances, tokens, targets, temperature, given_weights), dense[:, target], rtol=1e-9
-        )
+        log_knn = log_p_knn(distances, tokens, targets, temperature, given_weights)
+        np.testing.assert_allclose(np.exp(log_knn), found[:, target], rtol=1e-9, atol=1e-300)
 
 
 @given(neighbours(), st.sampled_from([0.0, 0.25, 0.9, 1.0]))
@@ -53,7 +62,8 @@ def test_the_mixture_sums_to_one_whatever_was_found(case, lam):
     distances, tokens, weights, temperature = case
     rng = np.random.default_rng(0)
     log_lm = np.log(rng.dirichlet(np.ones(VOCAB), len(tokens)))
-    log_knn = log_p_knn_vocabulary(distances, tokens, VOCAB, temperature, weights)
+    with np.errstate(divide="ignore"):
+        log_knn = np.log(dense(p_knn_masses(distances, tokens, temperature, weights), len(tokens), VOCAB))
     mixed = np.stack(
         [mix(log_lm[:, v], back_off(log_knn[:, v], log_lm[:, v], tokens), lam) for v in range(VOCAB)], axis=1
     )
@@ -72,8 +82,8 @@ def test_the_mixture_equals_the_equation_and_its_ends():
 
 def test_a_weight_is_not_divided_by_the_temperature():
     distances, tokens = np.zeros((1, 2), np.float32), np.array([[0, 1]], np.int32)
-    p = np.exp(log_p_knn_vocabulary(distances, tokens, 2, 10.0, np.array([[3, 1]], np.int32)))
-    np.testing.assert_allclose(p, [[0.75, 0.25]])
+    found = p_knn_masses(distances, tokens, 10.0, np.array([[3, 1]], np.int32))
+    assert found.tokens.tolist() == [0, 1] and found.mass.tolist() == [0.75, 0.25]
 
 
 def test_perplexity_is_the_exponential_of_the_mean():
@@ -83,5 +93,38 @@ def test_perplexity_is_the_exponential_of_the_mean():
 def test_a_token_that_the_model_does_not_know_is_left_out():
     distances = np.zeros((1, 3), np.float32)
     tokens = np.array([[0, 2**31 - 1, 4]], np.int32)
-    np.testing.assert_allclose(np.exp(log_p_knn_vocabulary(distances, tokens, 4)), [[1 / 3, 0, 0, 0]])
+    found = p_knn_masses(distances, tokens)
+    np.testing.assert_allclose(dense(found, 1, 4), [[1 / 3, 0, 0, 0]])
+    nothing = torch.full((1, 4), -torch.inf)
+    add_mass(nothing, found)
+    np.testing.assert_allclose(nothing.exp(), [[1 / 3, 0, 0, 0]], rtol=1e-6)
     assert log_p_knn(distances, tokens, np.zeros(1, np.int32)) == pytest.approx(np.log(1 / 3))
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([torch.float32, torch.float64]))
+def test_mass_is_added_where_it_is_and_nothing_else_changes(seed, dtype):
+    rng = np.random.default_rng(seed)
+    log_p = torch.tensor(np.log(rng.dirichlet(np.ones(VOCAB), 3)), dtype=dtype)
+    log_p[0, :3] = -torch.inf
+    chosen = rng.choice(3 * VOCAB, 9, replace=False)
+    mass = np.where(rng.random(9) < 0.3, 0, rng.random(9) ** 20)
+    masses = Masses(chosen // VOCAB, (chosen % VOCAB).astype(np.int32), mass)
+    expected = log_p.double().exp().numpy() + dense(masses, 3, VOCAB)
+    rtol = 1e-12 if dtype == torch.float64 else 1e-5
+    in_place = log_p.clone()
+    add_mass(in_place, masses)
+    np.testing.assert_allclose(in_place.double().exp(), expected, rtol=rtol, atol=0)
+    free = log_p.clone().requires_grad_()
+    learned = free + 0
+    add_mass(learned, masses)  # as on a GPU, by torch
+    np.testing.assert_allclose(learned.detach().double().exp(), expected, rtol=rtol, atol=0)
+    same = torch.from_numpy(dense(masses, 3, VOCAB) == 0)
+    assert torch.equal(in_place[same], log_p[same]) and torch.equal(learned[same], log_p[same])
+
+
+def test_the_gradient_of_added_mass_is_the_lms_share():
+    free = torch.tensor([[0.2, 0.8]], dtype=torch.float64).log().requires_grad_()
+    mixed = free + 0
+    add_mass(mixed, Masses(np.array([0]), np.array([1], np.int32), np.array([0.4])))
+    mixed.sum().backward()
+    np.testing.assert_allclose(free.grad, [[1, 0.8 / 1.2]], rtol=1e-12)

@@ -11,7 +11,7 @@ import torch
 from calls import build_index, prune_store, reduce_store
 from nearlm.base import NearLMWarning, OptionError, StoreError
 from nearlm.mixing import Gate, Memory, Mixture, learn_all, tune
-from nearlm.mixing.equations import log_p_knn, log_p_knn_vocabulary
+from nearlm.mixing.equations import log_p_knn
 from nearlm.mixing.mixture_features import Known
 from nearlm.search import Retriever, faiss_index
 from nearlm.store import Datastore, SearchSettings, Tuned, write_defaults, write_tuned
@@ -114,7 +114,9 @@ def test_probabilities_are_those_of_the_neighbours_at_its_temperature(opened, lm
     expected = log_p_knn(near.distances, near.tokens, targets, 2.5)
     np.testing.assert_allclose(log_knn, expected, rtol=1e-12)
     p_lm = log_lm.exp().numpy()
-    p_knn = np.exp(log_p_knn_vocabulary(near.distances, near.tokens, lm.vocab_size, 2.5))
+    mass = np.exp((near.distances.min(1, keepdims=True) - near.distances.astype(np.float64)) / 2.5)
+    shares = zip(near.tokens, mass / mass.sum(1, keepdims=True), strict=True)
+    p_knn = np.stack([np.bincount(tokens, share, lm.vocab_size) for tokens, share in shares])
     whole = prediction.log_p_vocabulary(log_lm).exp().numpy()
     np.testing.assert_allclose(whole, memory.lam * p_knn + (1 - memory.lam) * p_lm, rtol=1e-9)
     np.testing.assert_allclose(np.exp(logp), whole[np.arange(6), targets], rtol=1e-9)

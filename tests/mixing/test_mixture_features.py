@@ -61,9 +61,8 @@ def test_agreement_is_what_each_gives_to_the_others_favourite():
     near = from_neighbors(neighbors(5), 2.0)
     text = from_text(known.contexts)
     features = features_of(sources, known, {KNN: Proposal(np.arange(5), near), TEXT: Proposal(np.arange(5), text)})
-    favourite, largest = near.favourites(2)
-    copied, _ = text.favourites(0)
-    p_text = text.p_of(favourite)[:, 0]
+    copied = text.favourites
+    p_text = text.p_of(near.favourites)[:, 0]
     p_near = near.p_of(copied)[:, 2]
     np.testing.assert_allclose(features[:, -1], np.where(text.counts > 0, logit(p_text), 0), rtol=1e-4)
     np.testing.assert_allclose(features[:, -2], np.where(copied >= 0, logit(p_near), 0), rtol=1e-4)
@@ -72,7 +71,7 @@ def test_agreement_is_what_each_gives_to_the_others_favourite():
     width = 3 + 2 + 6 + 2 * 5
     np.testing.assert_allclose(features[:, 3:5], np.stack([np.ones(5), np.log1p(near.counts)], 1), rtol=1e-5)
     np.testing.assert_allclose(features[:, 5:11], near.measures, rtol=1e-5)
-    np.testing.assert_allclose(features[:, 11:16], logit(largest), rtol=1e-4)
+    np.testing.assert_allclose(features[:, 11:16], logit(near.largest), rtol=1e-4)
     np.testing.assert_allclose(features[:, 16:width], logit(near.p_of(known.top)), rtol=1e-4)
 
 

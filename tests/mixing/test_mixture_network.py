@@ -28,7 +28,7 @@ def test_weights_add_up_to_one_over_the_experts_that_are_there():
     there = np.ones((50, 3), np.bool_)
     there[::2, 1:] = False
     there[1::4, 2] = False
-    weights = np.exp(network.log_weights(features, there, batch=7))
+    weights = np.exp(network.log_weights(features, there))
     np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-6)
     assert (weights[~there] == 0).all() and (weights[there] > 0).all()
     np.testing.assert_array_equal(weights[::2, 0], 1)  # the LM alone
@@ -40,3 +40,19 @@ def test_features_beyond_all_that_was_seen_count_as_the_most_extreme():
     there = np.ones((2, 2), np.bool_)
     far = network.log_weights(np.array([[10, 0], [1e6, 0]], np.float32), there)
     np.testing.assert_array_equal(far[0], far[1])
+
+
+def test_frozen_weights_give_what_the_network_gives_whatever_the_batch():
+    torch.manual_seed(0)
+    network = MixtureNetwork(39, 8).eval()
+    network.fit(3 * torch.randn(500, 39) + 1)
+    features = np.random.default_rng(1).normal(1, 5, (60, 39)).astype(np.float32)
+    there = np.random.default_rng(2).random((60, 8)) < 0.7
+    there[:, 0] = True
+    with torch.inference_mode():
+        expected = network(torch.from_numpy(features), torch.from_numpy(there)).exp().numpy()
+    found = network.frozen().log_weights(features, there)
+    np.testing.assert_allclose(np.exp(found), expected, atol=1e-5)
+    for row in range(60):
+        here = slice(row, row + 1)
+        np.testing.assert_array_equal(network.log_weights(features[here], there[here]), found[here])

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearlm.base import ModelError
+from nearlm.base import ModelError, blocks
 from nearlm.knnlm.history import contexts_of, ends_of, keep_history, read_history
-from nearlm.knnlm.scoring import LMStatistics
+from nearlm.knnlm.scoring import LMStatistics, as_array
 from nearlm.mixing import Contexts, Known, Memory
-from nearlm.model.lm import LM, AnyModel, statistics_of
+from nearlm.model.lm import LM, AnyModel
 from nearlm.model.passes import turn
+from nearlm.model.statistics import statistics_of
 from nearlm.model.tap import capture, find_head
 from nearlm.store import AnyStore, Datastore, SearchSettings
 from nearlm.store.model_files import load_lm
@@ -154,14 +155,13 @@ def _mix(memory: Memory, logits: Tensor, keys: Tensor, contexts: Contexts | None
     exact = logits.dtype if logits.dtype == torch.float64 else torch.float32
     flat = logits.reshape(-1, logits.shape[-1])
     queries = keys.detach().reshape(-1, keys.shape[-1]).float().cpu().numpy()
-    out = torch.empty(flat.shape, dtype=exact, device=logits.device)
-    rows = max(1, _SLICE_BYTES // (8 * flat.shape[-1]))
-    for start in range(0, len(flat), rows):
-        part = slice(start, start + rows)
+    parts = []
+    for part in blocks(len(flat), max(1, _SLICE_BYTES // (8 * flat.shape[-1]))):
         log_lm = flat[part].to(exact).log_softmax(-1)
         known = Known.of(_statistics(memory, log_lm), None if contexts is None else contexts[part], len(log_lm))
-        out[part] = memory.predict(queries[part], known).log_p_vocabulary(log_lm)
-    return out.view(*logits.shape)
+        parts.append(memory.predict(queries[part], known).log_p_vocabulary(log_lm))
+    mixed = parts[0] if len(parts) == 1 else torch.cat([flat[:0].to(exact), *parts])
+    return mixed.view(*logits.shape)
 
 
 def _statistics(memory: Memory, log_lm: Tensor) -> LMStatistics | None:
@@ -169,8 +169,7 @@ def _statistics(memory: Memory, log_lm: Tensor) -> LMStatistics | None:
     if not memory.needs_statistics:
         return None
     found = statistics_of(log_lm.detach())
-    conf, ent = (value.float().cpu().numpy() for value in (found.conf, found.ent))
-    return LMStatistics(conf, ent, found.top.int().cpu().numpy())
+    return LMStatistics(*(as_array(value) for value in (found.conf, found.ent, found.top)))
 
 
 def _keep(rows: Tensor, logits: Tensor, kept: int | Tensor, *, picked: bool = False) -> Tensor:

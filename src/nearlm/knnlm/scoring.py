@@ -142,7 +142,7 @@ class Scorer:
         wanted = self.memory is not None and self.memory.needs_statistics
         scores = self.lm.score(batch, statistics=wanted)
         statistics = (
-            LMStatistics(*(_array(value) for value in (scores.conf, scores.ent, scores.top))) if wanted else None
+            LMStatistics(*(as_array(value) for value in (scores.conf, scores.ent, scores.top))) if wanted else None
         )
         predicted = Predicted(scores.logp.double().cpu().numpy(), scores.keys.float().cpu().numpy(), statistics)
         self.timer.lm += time.perf_counter() - started
@@ -169,6 +169,7 @@ class Scorer:
         return _Remembered(ScoredBatch(windows.target_positions, scores, prediction), spent)
 
 
-def _array(values: Tensor | None) -> Array:
+def as_array(values: Tensor | None) -> Array:
+    """Return numbers of the LM as a memory takes them: float32 or int32."""
     assert values is not None
     return (values.float() if values.is_floating_point() else values.int()).cpu().numpy()

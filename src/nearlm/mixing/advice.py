@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nearlm.base import Doubles, Int32s
+from nearlm.mixing.equations import add_mass
 from nearlm.mixing.mixture_features import KNN, SOURCES, Bools, Proposal, experts_of
 from nearlm.search import Neighbors
 
@@ -43,18 +44,13 @@ class Advice:
 
     def log_p_vocabulary(self, log_lm: Tensor) -> Tensor:
         """Return log p of the whole vocabulary, [n, vocabulary], for the LM's: for a few contexts at a time."""
-        memory = np.zeros(log_lm.shape, np.float64)
+        out = log_lm + torch.from_numpy(self.log_weights[:, :1]).to(log_lm.device, log_lm.dtype)
         weights = np.exp(self.log_weights)
         for name, place in experts_of(self.sources).items():
             if name in self.proposals:
                 rows, candidates = self.proposals[name]
-                part = np.zeros((len(rows), log_lm.shape[1])) if len(rows) < len(memory) else memory
-                candidates.add_to(part, weights[rows, place])
-                if part is not memory:
-                    memory[rows] += part
-        log_memory = torch.from_numpy(memory).to(log_lm.device).log().to(log_lm.dtype)
-        log_rest = torch.from_numpy(self.log_weights[:, :1]).to(log_lm.device, log_lm.dtype)
-        return (log_rest + log_lm).logaddexp(log_memory)
+                add_mass(out, candidates.masses(rows, weights[:, place]))
+        return out
 
 
 def log_sum(values: Doubles) -> Doubles:

@@ -10,58 +10,49 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from nearlm.base import Doubles, Floats, Int32s
+from nearlm.base import Doubles, Floats, Int32s, Ints
 from nearlm.mixing.contexts import Contexts
+from nearlm.mixing.equations import Masses
 from nearlm.mixing.infinigram import InfiniGram
+from nearlm.mixing.token_tables import find, place_of, table_for
 from nearlm.search import Neighbors
 
 FACTORS = (4.0, 2.0, 1.0, 0.5, 0.25)  # of the tuned T; each half of the one before, so that one exp serves all
+MAIN = FACTORS.index(1.0)
 MOST_FOLLOWING = 1024  # occurrences of a suffix that are looked at; of more an even sample
 READ_BACK = 2048  # tokens of the text so far that are looked at
 LONGEST_COPY = 24  # tokens of a repeated suffix that count
 _EXPERTS = len(FACTORS)
-_LEAST = 1e-30  # of the nearest one's mass: less is nothing, and slow to compute with
-_ROWS = 16  # handled by one thread at a time
+_LEAST = np.float32(1e-19)  # of the nearest one's mass: the square of less is nothing, and slow to compute with
+_ROWS = 16  # handled by one thread at a time, by plain functions: numba takes writes to `made` in a prange for dead
+_POWERS = 4.0 ** np.arange(LONGEST_COPY + 1)
 
 
 class Candidates(NamedTuple):
     """Tokens that a source proposes for n contexts, and their probabilities under its experts.
 
-    `tokens` is [n, width] and `p` [n, width, experts]; of row i the first `counts[i]` are meant. `measures`, [n, m],
-    are the source's own: of distances, lengths and numbers of occurrences.
+    Row i has `counts[i]` of them, from `begins[i]` on in `tokens`, [places], and `p`, [places, experts]. `favourites`,
+    [n], are the likeliest tokens under the source's main expert, -1 where there is none, and `largest`, [n, experts],
+    the largest p under each. `measures`, [n, m], are the source's own: of distances, lengths and occurrences.
     """
 
     tokens: Int32s
     p: Floats
+    begins: Ints
     counts: Int32s
+    favourites: Int32s
+    largest: Floats
     measures: Floats
-
-    @classmethod
-    def empty(cls, rows: int, width: int, experts: int, measures: int) -> "Candidates":
-        """Make room for candidates; none is proposed yet."""
-        return cls(
-            np.empty((rows, width), np.int32),
-            np.empty((rows, width, experts), np.float32),
-            np.zeros(rows, np.int32),
-            np.zeros((rows, measures), np.float32),
-        )
 
     def p_of(self, tokens: Int32s) -> Floats:
         """Return the probability of one token per row under each expert, [n, experts]."""
-        out = np.zeros((len(self.counts), self.p.shape[2]), np.float32)
-        _p_kernel(self.tokens, self.p, self.counts, np.ascontiguousarray(tokens, np.int32), out)
+        out = np.zeros(self.largest.shape, np.float32)
+        _p_kernel(self, np.ascontiguousarray(tokens, np.int32), out)
         return out
 
-    def favourites(self, expert: int) -> tuple[Int32s, Floats]:
-        """Return the likeliest token of each row under one expert, -1 if there is none, and the largest p of each."""
-        token = np.full(len(self.counts), -1, np.int32)
-        largest = np.zeros((len(self.counts), self.p.shape[2]), np.float32)
-        _favourite_kernel(self.tokens, self.p, self.counts, expert, token, largest)
-        return token, largest
-
-    def add_to(self, p: Doubles, weights: Doubles) -> None:
-        """Add Σ_e weights[i, e] p_e to rows of the whole vocabulary, [n, vocabulary]."""
-        _scatter_kernel(self.tokens, self.p, self.counts, weights, p)
+    def masses(self, rows: Ints, weights: Doubles) -> Masses:
+        """Return the mass Σ_e weights[rows[i], e] p_e of every candidate, for `rows` [n] of a larger whole."""
+        return Masses(*_mass_kernel(self, rows, weights))
 
 
 def from_neighbors(near: Neighbors, knn_temperature: float) -> Candidates:
@@ -70,18 +61,20 @@ def from_neighbors(near: Neighbors, knn_temperature: float) -> Candidates:
     Measures: log of the nearest distance over T, and for each temperature log Σ exp(-(d - nearest) / T), of which the
     softest tells how many neighbours are about as near as the nearest.
     """
-    rows, k = near.tokens.shape
-    made = Candidates.empty(rows, k, len(FACTORS), 1 + len(FACTORS))
     weights = np.ones((0, 1), np.int32) if near.weights is None else near.weights
-    _neighbor_kernel(near.distances, near.tokens, weights, 1.0 / knn_temperature, *made)
+    places = np.empty(near.tokens.shape, np.int32)
+    counts = np.empty(len(places), np.int32)
+    _place_kernel(near.tokens, places, counts)
+    made: Candidates = _room(counts, _EXPERTS, 1 + _EXPERTS)
+    _neighbor_kernel(near.distances, near.tokens, weights, places, 1.0 / knn_temperature, made)
     return made
 
 
 def from_infinigram(infinigram: InfiniGram, contexts: Contexts) -> Candidates:
     """Propose what follows the longest suffix of each context in the store's text; measures: its length, log count."""
     found = infinigram.look_up(contexts.tokens, contexts.begins, contexts.ends)
-    made = Candidates.empty(len(contexts), MOST_FOLLOWING, 1, 2)
-    _following_kernel(infinigram.following, found.length, found.begin, found.end, *made)
+    made: Candidates = _room(np.minimum(found.end - found.begin, MOST_FOLLOWING), 1, 2)
+    _following_kernel(infinigram.following, found, made)
     return made
 
 
@@ -90,155 +83,256 @@ def from_text(contexts: Contexts) -> Candidates:
 
     A place that has the last n tokens of the context weighs 4^n there.
     """
-    made = Candidates.empty(len(contexts), READ_BACK, 1, 2)
-    _text_kernel(np.ascontiguousarray(contexts.tokens), contexts.begins, contexts.ends, *made)
+    text = np.ascontiguousarray(contexts.tokens)
+    matches = np.zeros(len(contexts), np.int64)
+    _match_kernel(text, contexts.begins, contexts.ends, matches)
+    made: Candidates = _room(matches, 1, 2)
+    _text_kernel(text, contexts.begins, contexts.ends, matches, made)
     return made
 
 
-@numba.njit(cache=True, inline="always")
-def _place(token, table, keys, tokens, count):  # type: ignore[no-untyped-def]
-    """Return where a token stands in a row, which it joins if it is new: a hash table of places."""
-    size = len(table)
-    at = (token * 2654435761) & (size - 1)
-    while True:
-        place = table[at]
-        if place < 0:
-            table[at] = count
-            keys[count] = at
-            tokens[count] = token
-            return count
-        if tokens[place] == token:
-            return place
-        at = (at + 1) & (size - 1)
+@numba.njit(cache=True)
+def _room(most, experts, measures):  # type: ignore[no-untyped-def]
+    """Make room for at most so many candidates of each row, one row after another; p is not yet anything."""
+    rows = len(most)
+    begins = np.zeros(rows, np.int64)
+    end = np.int64(0)
+    for i in range(rows):
+        begins[i] = end
+        end += most[i]
+    return Candidates(
+        np.empty(end, np.int32),
+        np.empty((end, experts), np.float32),
+        begins,
+        np.zeros(rows, np.int32),
+        np.full(rows, -1, np.int32),
+        np.zeros((rows, experts), np.float32),
+        np.zeros((rows, measures), np.float32),
+    )
+
+
+@numba.njit(cache=True)
+def _finish(i, count, totals, main, made):  # type: ignore[no-untyped-def]
+    """Turn the masses of a row into probabilities, and find its favourite and the largest of each expert."""
+    best = np.float32(-1)
+    for e in range(len(totals)):
+        totals[e] = 1 / max(totals[e], 1e-30)
+    for j in range(made.begins[i], made.begins[i] + count):
+        for e in range(len(totals)):
+            made.p[j, e] *= totals[e]
+            made.largest[i, e] = max(made.largest[i, e], made.p[j, e])
+        if made.p[j, main] > best:
+            best = made.p[j, main]
+            made.favourites[i] = made.tokens[j]
+    made.counts[i] = count
 
 
 @numba.njit(cache=True, parallel=True, nogil=True)
-def _neighbor_kernel(distances, near, weights, scale, tokens, p, counts, measures):  # type: ignore[no-untyped-def]
+def _place_kernel(near, places, counts):  # type: ignore[no-untyped-def]
+    """Find which of its row's tokens each neighbour has, -1 for no neighbour, and how many tokens there are."""
+    rows, k = near.shape
+    for chunk in numba.prange((rows + _ROWS - 1) // _ROWS):
+        table = table_for(k)
+        keys = np.empty(k, np.int64)
+        seen = np.empty(k, np.int32)
+        for i in range(chunk * _ROWS, min(chunk * _ROWS + _ROWS, rows)):
+            found = 0
+            for j in range(k):
+                places[i, j] = -1
+                if near[i, j] >= 0:
+                    places[i, j] = place_of(near[i, j], table, keys, seen, found)
+                    found += places[i, j] == found
+            for place in range(found):
+                table[keys[place]] = -1
+            counts[i] = found
+
+
+@numba.njit(cache=True, parallel=True, nogil=True)
+def _neighbor_kernel(distances, near, weights, places, scale, made):  # type: ignore[no-untyped-def]
+    for chunk in numba.prange((len(near) + _ROWS - 1) // _ROWS):
+        _neighbor_rows(chunk * _ROWS, distances, near, weights, places, scale, made)
+
+
+@numba.njit(cache=True)
+def _neighbor_rows(first, distances, near, weights, places, scale, made):  # type: ignore[no-untyped-def]
     rows, k = near.shape
     weighted = weights.shape[0] == rows and weights.shape[1] == k
-    size = 4
-    while size < 2 * k:
-        size *= 2
-    for chunk in numba.prange((rows + _ROWS - 1) // _ROWS):
-        table = np.full(size, -1, np.int32)
-        keys = np.empty(k, np.int64)
-        totals = np.empty(_EXPERTS, np.float64)
-        for i in range(chunk * _ROWS, min(chunk * _ROWS + _ROWS, rows)):
-            nearest = np.float32(np.inf)
-            for j in range(k):
-                if near[i, j] >= 0:
-                    nearest = min(nearest, distances[i, j])
-            found = 0
-            totals[:] = 0
-            for j in range(k):
-                if near[i, j] < 0:
-                    continue
-                place = _place(near[i, j], table, keys, tokens[i], found)
-                if place == found:
-                    found += 1
-                    p[i, place] = 0
-                mass = np.exp((nearest - distances[i, j]) * (scale / FACTORS[0]))
-                for e in range(_EXPERTS):
-                    if mass < _LEAST:
-                        break
-                    share = mass * weights[i, j] if weighted else mass
-                    p[i, place, e] += share
-                    totals[e] += share
-                    mass *= mass  # the next temperature is half of this one
-            counts[i] = found
-            for place in range(found):
-                table[keys[place]] = -1
-                for e in range(_EXPERTS):
-                    p[i, place, e] /= totals[e]
-            if found:
-                measures[i, 0] = np.log(nearest * scale + 1e-6)
-                measures[i, 1:] = np.log(totals)
+    masses = np.empty(k, np.float32)
+    totals = np.empty(_EXPERTS, np.float64)
+    for i in range(first, min(first + _ROWS, rows)):
+        tokens = made.tokens[made.begins[i] :]
+        p = made.p[made.begins[i] :]
+        nearest = _masses(distances[i], near[i], scale / FACTORS[0], masses)
+        count = 0
+        for j in range(k):
+            place = places[i, j]
+            if place < 0:
+                continue
+            if place == count:
+                tokens[place] = near[i, j]
+                p[place] = 0
+                count += 1
+            mass = masses[j]
+            weight = np.float32(weights[i, j]) if weighted else np.float32(1)
+            for e in range(_EXPERTS):
+                p[place, e] += weight * mass
+                mass = mass * mass if mass > _LEAST else np.float32(0)  # the next temperature is half of this one
+        _add_up(p[:count], totals)
+        if count:
+            made.measures[i, 0] = np.log(nearest * scale + 1e-6)
+            made.measures[i, 1:] = np.log(totals)
+        _finish(i, count, totals, MAIN, made)
+
+
+@numba.njit(cache=True)
+def _add_up(p, totals):  # type: ignore[no-untyped-def]
+    totals[:] = 0
+    for place in range(len(p)):
+        for e in range(len(totals)):
+            totals[e] += p[place, e]
+
+
+@numba.njit(cache=True, fastmath={"nnan", "nsz"})
+def _masses(distances, near, scale, masses):  # type: ignore[no-untyped-def]
+    """Compute exp((nearest - d) * scale) of a row's neighbours, and return the nearest distance.
+
+    exp(x) is exp(x / 256)^256 here: a polynomial and eight squarings of several at once, where exp is called for each.
+    """
+    nearest = np.float32(np.inf)
+    for j in range(len(near)):
+        nearest = min(nearest, distances[j] if near[j] >= 0 else np.float32(np.inf))
+    for j in range(len(near)):
+        x = max((np.float64(nearest) - distances[j]) * scale, -80.0) / 256
+        y = 1 + x * (1 + x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * (1 / 120 + x * (1 / 720 + x * (1 / 5040)))))))
+        for _ in range(8):
+            y *= y
+        masses[j] = y
+    return nearest
 
 
 @numba.njit(cache=True, parallel=True, nogil=True)
-def _following_kernel(following, length, begin, end, tokens, p, count, measures):  # type: ignore[no-untyped-def]
-    rows, width = tokens.shape
-    for chunk in numba.prange((rows + _ROWS - 1) // _ROWS):
-        table = np.full(4 * width, -1, np.int32)
-        keys = np.empty(width, np.int64)
-        for i in range(chunk * _ROWS, min(chunk * _ROWS + _ROWS, rows)):
-            occurrences = end[i] - begin[i]
-            looked = min(occurrences, width)
-            found = 0
-            for j in range(looked):
-                token = following[begin[i] + j * occurrences // looked]
-                place = _place(token, table, keys, tokens[i], found)
-                if place == found:
-                    found += 1
-                    p[i, place, 0] = 0
-                p[i, place, 0] += np.float32(1)
-            for place in range(found):
-                table[keys[place]] = -1
-                p[i, place, 0] /= np.float32(looked)
-            count[i] = found
-            measures[i, 0] = length[i]
-            measures[i, 1] = np.log(max(occurrences, 1))
+def _following_kernel(following, found, made):  # type: ignore[no-untyped-def]
+    for chunk in numba.prange((len(made.counts) + _ROWS - 1) // _ROWS):
+        _following_rows(chunk * _ROWS, following, found, made)
+
+
+@numba.njit(cache=True)
+def _following_rows(first, following, found, made):  # type: ignore[no-untyped-def]
+    table = table_for(MOST_FOLLOWING)
+    keys = np.empty(MOST_FOLLOWING, np.int64)
+    totals = np.empty(1, np.float64)
+    begin = made.begins[first]
+    for i in range(first, min(first + _ROWS, len(made.counts))):
+        made.begins[i] = begin  # right after the row before
+        tokens = made.tokens[begin:]
+        p = made.p[begin:]
+        occurrences = found.end[i] - found.begin[i]
+        looked = min(occurrences, MOST_FOLLOWING)
+        at = found.begin[i]
+        part = count = 0
+        for _ in range(looked):  # at j * occurrences // looked, without a division
+            place = place_of(following[at], table, keys, tokens, count)
+            if place == count:
+                p[place, 0] = 0
+                count += 1
+            p[place, 0] += np.float32(1)
+            at += occurrences // looked
+            part += occurrences % looked
+            if part >= looked:
+                part -= looked
+                at += 1
+        for place in range(count):
+            table[keys[place]] = -1
+        totals[0] = looked
+        _finish(i, count, totals, 0, made)
+        begin += count
+        made.measures[i, 0] = found.length[i]
+        made.measures[i, 1] = np.log(max(occurrences, 1))
 
 
 @numba.njit(cache=True, parallel=True, nogil=True)
-def _text_kernel(text, begins, ends, tokens, p, count, measures):  # type: ignore[no-untyped-def]
-    rows, width = tokens.shape
-    for chunk in numba.prange((rows + _ROWS - 1) // _ROWS):
-        table = np.full(4 * width, -1, np.int32)
-        keys = np.empty(width, np.int64)
-        for i in range(chunk * _ROWS, min(chunk * _ROWS + _ROWS, rows)):
-            last = ends[i] - 1
-            first = max(begins[i], last - width)
-            found = matches = longest = 0
-            total = 0.0
-            for j in range(last - 1, first - 1, -1):
-                if text[j] != text[last]:
-                    continue
-                length = 1
-                while length < LONGEST_COPY and j - length >= first and text[j - length] == text[last - length]:
-                    length += 1
-                mass = 4.0**length
-                place = _place(text[j + 1], table, keys, tokens[i], found)
-                if place == found:
-                    found += 1
-                    p[i, place, 0] = 0
-                p[i, place, 0] += mass
-                total += mass
-                matches += 1
-                longest = max(longest, length)
-            for place in range(found):
-                table[keys[place]] = -1
-                p[i, place, 0] /= total
-            count[i] = found
-            measures[i, 0] = longest
-            measures[i, 1] = np.log(max(matches, 1))
+def _match_kernel(text, begins, ends, matches):  # type: ignore[no-untyped-def]
+    """Count where else the last token of each context stands in it."""
+    for i in numba.prange(len(ends)):
+        last = ends[i] - 1
+        if last >= begins[i]:
+            matches[i] = _count(text[max(begins[i], last - READ_BACK) : last], text[last])
+
+
+@numba.njit(cache=True)
+def _count(tokens, token):  # type: ignore[no-untyped-def]
+    found = np.int32(0)
+    for j in range(len(tokens)):
+        found += np.int32(tokens[j] == token)
+    return found
 
 
 @numba.njit(cache=True, parallel=True, nogil=True)
-def _p_kernel(tokens, p, count, wanted, out):  # type: ignore[no-untyped-def]
-    for i in numba.prange(len(count)):
-        for j in range(count[i]):
-            if tokens[i, j] == wanted[i]:
-                out[i] = p[i, j]
-                break
+def _text_kernel(text, begins, ends, matches, made):  # type: ignore[no-untyped-def]
+    for chunk in numba.prange((len(ends) + _ROWS - 1) // _ROWS):
+        _text_rows(chunk * _ROWS, text, begins, ends, matches, made)
+
+
+@numba.njit(cache=True)
+def _text_rows(first, text, begins, ends, matches, made):  # type: ignore[no-untyped-def]
+    rows = slice(first, min(first + _ROWS, len(ends)))
+    most = matches[rows].max()
+    table = table_for(most)
+    keys = np.empty(most, np.int64)
+    totals = np.empty(1, np.float64)
+    begin = made.begins[first]
+    for i in range(rows.start, rows.stop):
+        made.begins[i] = begin  # right after the row before
+        tokens = made.tokens[begin:]
+        p = made.p[begin:]
+        last = ends[i] - 1
+        least = max(begins[i], last - READ_BACK)
+        count = longest = 0
+        totals[0] = 0
+        j = last
+        for _ in range(matches[i]):
+            j -= 1
+            while text[j] != text[last]:
+                j -= 1
+            length = 1
+            while length < LONGEST_COPY and j - length >= least and text[j - length] == text[last - length]:
+                length += 1
+            place = place_of(text[j + 1], table, keys, tokens, count)
+            if place == count:
+                p[place, 0] = 0
+                count += 1
+            p[place, 0] += _POWERS[length]
+            totals[0] += _POWERS[length]
+            longest = max(longest, length)
+        for place in range(count):
+            table[keys[place]] = -1
+        _finish(i, count, totals, 0, made)
+        begin += count
+        made.measures[i, 0] = longest
+        made.measures[i, 1] = np.log(max(matches[i], 1))
 
 
 @numba.njit(cache=True, parallel=True, nogil=True)
-def _favourite_kernel(tokens, p, count, expert, token, largest):  # type: ignore[no-untyped-def]
-    for i in numba.prange(len(count)):
-        best = np.float32(-1)
-        for j in range(count[i]):
-            for e in range(p.shape[2]):
-                largest[i, e] = max(largest[i, e], p[i, j, e])
-            if p[i, j, expert] > best:
-                best = p[i, j, expert]
-                token[i] = tokens[i, j]
+def _p_kernel(made, wanted, out):  # type: ignore[no-untyped-def]
+    for i in numba.prange(len(wanted)):
+        begin = made.begins[i]
+        place = find(made.tokens[begin : begin + made.counts[i]], wanted[i])
+        if place >= 0:
+            out[i] = made.p[begin + place]
 
 
-@numba.njit(cache=True, parallel=True, nogil=True)
-def _scatter_kernel(tokens, p, count, weights, out):  # type: ignore[no-untyped-def]
-    for i in numba.prange(len(count)):
-        for j in range(count[i]):
-            if tokens[i, j] < out.shape[1]:  # else the store holds a token that the model does not know
-                for e in range(p.shape[2]):
-                    out[i, tokens[i, j]] += weights[i, e] * p[i, j, e]
+@numba.njit(cache=True, nogil=True)
+def _mass_kernel(made, rows, weights):  # type: ignore[no-untyped-def]
+    size = made.counts.sum()
+    where = np.empty(size, np.int64)
+    tokens = np.empty(size, np.int32)
+    mass = np.zeros(size, np.float64)
+    at = 0
+    for i in range(len(rows)):
+        for j in range(made.begins[i], made.begins[i] + made.counts[i]):
+            where[at] = rows[i]
+            tokens[at] = made.tokens[j]
+            for e in range(made.p.shape[1]):
+                mass[at] += weights[rows[i], e] * made.p[j, e]
+            at += 1
+    return where, tokens, mass

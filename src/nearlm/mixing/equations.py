@@ -4,12 +4,15 @@ p_kNN(y|c) ∝ Σ_i 1[v_i = y] s_i exp(-d_i / T) over the neighbours i, with squ
 temperature T; p = λ p_kNN + (1 - λ) p_LM. All in log space; a token that no neighbour has gets p_kNN = 0.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
+import torch
+from torch import Tensor
 
-from nearlm.base import Doubles, Int32s, Reals
+from nearlm.base import Doubles, Int32s, Ints, Reals
+from nearlm.mixing.token_tables import place_of, table_for
 
 
 def log_p_knn(
@@ -25,18 +28,29 @@ def log_p_knn(
     return out
 
 
-def log_p_knn_vocabulary(
-    distances: Reals,
-    tokens: Int32s,
-    vocab_size: int,
-    temperature: float = 1.0,
-    weights: Int32s | None = None,
-) -> Doubles:
-    """Return log p_kNN of the whole vocabulary, [n, vocabulary]: for the few positions of a generation step."""
-    p = np.zeros((len(tokens), vocab_size), np.float64)
-    _vocabulary_kernel(distances, tokens, _or_ones(weights), 1.0 / temperature, p)
-    with np.errstate(divide="ignore"):
-        return np.log(p)
+class Masses(NamedTuple):
+    """Probability mass of some tokens of some rows, each pair once, [m] each: rows of a vocabulary, mostly 0."""
+
+    rows: Ints
+    tokens: Int32s
+    mass: Doubles
+
+
+def p_knn_masses(distances: Reals, tokens: Int32s, temperature: float = 1.0, weights: Int32s | None = None) -> Masses:
+    """Return p_kNN of all tokens that neighbours have: for the few positions of a generation step."""
+    return Masses(*_mass_kernel(distances, tokens, _or_ones(weights), 1.0 / temperature))
+
+
+def add_mass(log_p: Tensor, masses: Masses) -> None:
+    """Add mass to the p of rows of a vocabulary, [n, vocabulary], in place; tokens that it does not have are left out.
+
+    Where nothing is added, log p stays as it is to the bit.
+    """
+    if log_p.device.type == "cpu" and not log_p.requires_grad:
+        _add_kernel(log_p.numpy(), *masses)
+        return
+    rows, tokens, mass = (torch.from_numpy(one[masses.tokens < log_p.shape[1]]).to(log_p.device) for one in masses)
+    log_p[rows, tokens.long()] = log_p[rows, tokens.long()].logaddexp(mass.log().to(log_p.dtype))
 
 
 def mix(log_lm: Reals, log_knn: Reals, lam: float | Reals) -> Doubles:
@@ -114,20 +128,42 @@ def _target_kernel(distances, tokens, targets, weights, scale, out):  # type: ig
         out[i] = np.log(hit / total) if hit > 0 else -np.inf
 
 
-@numba.njit(cache=True, parallel=True, nogil=True)
-def _vocabulary_kernel(distances, tokens, weights, scale, p):  # type: ignore[no-untyped-def]
-    weighted = weights.shape[0] == tokens.shape[0] and weights.shape[1] == tokens.shape[1]
-    for i in numba.prange(len(tokens)):
-        best = _largest(distances[i], tokens[i], scale)
+@numba.njit(cache=True, nogil=True)
+def _mass_kernel(distances, near, weights, scale):  # type: ignore[no-untyped-def]
+    n, k = near.shape
+    weighted = weights.shape[0] == n and weights.shape[1] == k
+    rows = np.empty(n * k, np.int64)
+    tokens = np.empty(n * k, np.int32)
+    mass = np.zeros(n * k, np.float64)
+    table = table_for(k)
+    keys = np.empty(k, np.int64)
+    begin = 0
+    for i in range(n):
+        best = _largest(distances[i], near[i], scale)
         total = 0.0
-        if best > -np.inf:
-            for j in range(tokens.shape[1]):
-                if tokens[i, j] >= 0:
-                    mass = np.exp(-distances[i, j] * scale - best)
-                    if weighted:
-                        mass *= weights[i, j]
-                    total += mass
-                    if tokens[i, j] < p.shape[1]:  # else the store holds a token that the model does not know
-                        p[i, tokens[i, j]] += mass
-            for v in range(p.shape[1]):
-                p[i, v] /= total
+        found = 0
+        for j in range(k):
+            if near[i, j] < 0:
+                continue
+            place = place_of(near[i, j], table, keys, tokens[begin:], found)
+            found += place == found
+            share = np.exp(-distances[i, j] * scale - best)
+            if weighted:
+                share *= weights[i, j]
+            mass[begin + place] += share
+            total += share
+        for place in range(found):
+            table[keys[place]] = -1
+            rows[begin + place] = i
+            mass[begin + place] /= total
+        begin += found
+    return rows[:begin], tokens[:begin], mass[:begin]
+
+
+@numba.njit(cache=True, nogil=True)
+def _add_kernel(log_p, rows, tokens, mass):  # type: ignore[no-untyped-def]
+    for m in range(len(mass)):
+        if tokens[m] < log_p.shape[1] and mass[m] > 0:
+            one = np.float64(log_p[rows[m], tokens[m]])
+            other = np.log(mass[m])
+            log_p[rows[m], tokens[m]] = max(one, other) + np.log1p(np.exp(-abs(one - other)))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nearlm.base import Doubles, Int32s
-from nearlm.mixing.equations import back_off, log_p_knn, log_p_knn_vocabulary, log_weights, mix, mix_logs
+from nearlm.mixing.equations import Masses, add_mass, back_off, log_p_knn, log_weights, mix, p_knn_masses
 from nearlm.mixing.mixture_features import Bools
 from nearlm.search import Neighbors
 
@@ -45,15 +45,11 @@ class Interpolation:
         if self.near is None:
             return log_lm
         near = self.near
-        place = log_lm.device
-        knn = log_p_knn_vocabulary(near.distances, near.tokens, log_lm.shape[-1], self.knn_temperature, near.weights)
-        rows = torch.from_numpy(np.flatnonzero(self.retrieved)).to(place)
-        model = log_lm[rows]
-        log_knn = torch.from_numpy(knn).to(place, log_lm.dtype)
-        empty = torch.from_numpy((near.tokens < 0).all(axis=1)).to(place)
-        log_knn[empty] = model[empty]
-        parts = log_weights(self.lam[self.retrieved])
-        weights = (torch.from_numpy(part[:, None]).to(place, log_lm.dtype) for part in parts)
-        out = log_lm.clone()
-        out[rows] = mix_logs(model, log_knn, *weights)
+        found = p_knn_masses(near.distances, near.tokens, self.knn_temperature, near.weights)
+        rows = np.flatnonzero(self.retrieved)[found.rows]
+        lam = np.zeros(len(self.lam))
+        lam[rows] = self.lam[rows]  # it stays 0, and p is the LM's, where no neighbour was found
+        _, log_rest = log_weights(lam)
+        out = log_lm + torch.from_numpy(log_rest[:, None]).to(log_lm.device, log_lm.dtype)
+        add_mass(out, Masses(rows, found.tokens, found.mass * lam[rows]))
         return out

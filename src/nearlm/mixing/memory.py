@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nearlm.base import NearLMWarning, OptionError, Reals
+from nearlm.base.threads import threads_for
 from nearlm.mixing.advice import Advice
 from nearlm.mixing.contexts import Contexts
 from nearlm.mixing.equations import warm_up
@@ -138,7 +139,10 @@ class Memory:
     def predict(self, queries: Reals, known: Known) -> Prediction:
         """Ask the memory of n contexts: search for those that do not skip it, and weigh what was found."""
         started = time.perf_counter()
-        proposals = self.mixture.ask(known) if self.mixture is not None else {}
+        proposals = {}
+        if self.mixture is not None:
+            with threads_for(len(known)):
+                proposals = self.mixture.ask(known)
         asked = time.perf_counter()
         lam = np.full(len(queries), self.lam)
         retrieved = np.full(len(queries), self.retriever is not None)
@@ -146,12 +150,12 @@ class Memory:
             lam = self.gate.weights(queries, known, proposals)
             retrieved = lam > 0
         decided = time.perf_counter()
-        near = self.search(queries[retrieved])
+        near = self.search(queries if retrieved.all() else queries[retrieved])
         searched = time.perf_counter()
+        said: Advice | Interpolation = Interpolation(near, retrieved, lam, self.knn_temperature)
         if self.mixture is not None:
-            said: Advice | Interpolation = self.mixture.weigh(known, proposals, near, retrieved)
-        else:
-            said = Interpolation(near, retrieved, lam, self.knn_temperature)
+            with threads_for(len(known)):
+                said = self.mixture.weigh(known, proposals, near, retrieved)
         mixing = asked - started + time.perf_counter() - searched
         return Prediction(said, near, retrieved, Spent(decided - asked, searched - decided, mixing))
 

@@ -1,7 +1,7 @@
 """A mixture: after the search a network weighs the LM and all that the memory proposes. How it is trained and kept."""
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from nearlm.mixing.mixture_features import (
     propose,
     width_of,
 )
-from nearlm.mixing.mixture_network import MixtureNetwork
+from nearlm.mixing.mixture_network import MixtureNetwork, Weigher
 from nearlm.mixing.mixture_training import MixtureVerdict, Searched, learn_mixture, mixture_examples
 from nearlm.mixing.network_files import check_described, load_network, read_trained, save_trained
 from nearlm.mixing.traces import LMTrace, trace_text
@@ -153,6 +153,10 @@ class Mixture:
         """The tuned T, around which its temperatures are."""
         return self.info.settings.knn_temperature or 1.0
 
+    @cached_property
+    def _weigher(self) -> Weigher | UsualWeights:
+        return self.network.frozen()
+
     def ask(self, known: Known) -> dict[str, Proposal]:
         """Ask the sources that need no search."""
         return propose(self.info.sources, known, self.infinigram)
@@ -164,7 +168,7 @@ class Mixture:
             found = Proposal(np.flatnonzero(retrieved), from_neighbors(near, self.knn_temperature))
             proposals = {KNN: found, **proposals}
         there = there_of(sources, proposals, len(retrieved))
-        log_weights = self.network.log_weights(features_of(sources, known, proposals), there)
+        log_weights = self._weigher.log_weights(features_of(sources, known, proposals), there)
         return Advice(sources, proposals, log_weights, near, retrieved)
 
     def check(self, retriever: Retriever | None, settings: SearchSettings, fingerprint: str) -> None:

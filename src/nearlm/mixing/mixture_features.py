@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
 from nearlm.base import Floats, Int32s, Ints, OptionError, Reals
-from nearlm.mixing.candidates import FACTORS, Candidates, from_infinigram, from_text
+from nearlm.mixing.candidates import FACTORS, MAIN, Candidates, from_infinigram, from_text
 from nearlm.mixing.contexts import Contexts
 from nearlm.mixing.infinigram import InfiniGram
+from nearlm.mixing.token_tables import find
 
 KNN, NGRAM, TEXT = "knn", "ngram", "text"
 Bools = npt.NDArray[np.bool_]
@@ -29,7 +31,7 @@ class Source:
         return 2 + self.measures + 2 * self.experts
 
 
-SOURCES = {KNN: Source(len(FACTORS), 1 + len(FACTORS), FACTORS.index(1.0)), NGRAM: Source(1, 2), TEXT: Source(1, 2)}
+SOURCES = {KNN: Source(len(FACTORS), 1 + len(FACTORS), MAIN), NGRAM: Source(1, 2), TEXT: Source(1, 2)}
 
 
 def parse_sources(sources: str) -> tuple[str, ...]:
@@ -86,9 +88,7 @@ def propose(sources: tuple[str, ...], known: Known, infinigram: InfiniGram | Non
 def suffix_features(known: Known, proposals: dict[str, Proposal]) -> Floats:
     """Return what is known of the longest suffix before a search, [n, 4]: length, log count, p of two favourites."""
     candidates = proposals[NGRAM].candidates
-    _, largest = candidates.favourites(0)
-    columns = [*candidates.measures.T, *_soft(largest).T, *_soft(candidates.p_of(known.top)).T]
-    return np.stack(columns, 1)
+    return np.concatenate([candidates.measures, _soft(candidates.largest), _soft(candidates.p_of(known.top))], 1)
 
 
 def features_of(sources: tuple[str, ...], known: Known, proposals: dict[str, Proposal]) -> Floats:
@@ -96,47 +96,62 @@ def features_of(sources: tuple[str, ...], known: Known, proposals: dict[str, Pro
 
     A source that was not asked, or found nothing, has zeros.
     """
-    count = len(known.conf)
-    lm = np.stack([known.conf, np.log(np.maximum(known.conf, 1e-6)), known.ent], 1)
-    parts = [lm.astype(np.float32)]
-    favourites = {}
-    for name in sources:
-        columns = np.zeros((count, SOURCES[name].width), np.float32)
-        favourites[name] = np.full(count, -1, np.int32)
+    features = np.zeros((len(known), width_of(sources)), np.float32)
+    features[:, 0] = known.conf
+    features[:, 1] = np.log(np.maximum(known.conf, 1e-6))
+    features[:, 2] = known.ent
+    favourites = np.full((len(known), len(sources)), -1, np.int32)
+    for at, name in enumerate(sources):
         if name in proposals:
-            rows, candidates = proposals[name]
-            token, largest = candidates.favourites(SOURCES[name].main)
-            favourites[name][rows] = token
-            agrees = _soft(candidates.p_of(known.top[rows]))
-            some = (candidates.counts > 0).astype(np.float32)
-            own = [some, np.log1p(candidates.counts), *candidates.measures.T, *_soft(largest).T, *agrees.T]
-            columns[rows] = np.stack(own, 1) * some[:, None]
-        parts.append(columns)
-    parts.append(_agreement(sources, proposals, favourites, count))
-    return np.concatenate(parts, 1)
+            favourites[proposals[name].rows, at] = proposals[name].candidates.favourites
+    begin = 3
+    agreement = width_of(sources) - len(sources) * (len(sources) - 1)
+    for at, name in enumerate(sources):
+        if name in proposals:
+            places = (at, SOURCES[name].main, begin, agreement)
+            _source_kernel(*proposals[name], known.top, favourites, places, features)
+        begin += SOURCES[name].width
+        agreement += len(sources) - 1
+    return features
 
 
-def _agreement(
-    sources: tuple[str, ...], proposals: dict[str, Proposal], favourites: dict[str, Int32s], count: int
-) -> Floats:
-    """Return what each source gives to the favourite of each other, [n, pairs]."""
-    columns = []
-    for name in sources:
-        for other in sources:
-            if other == name:
-                continue
-            column = np.zeros(count, np.float32)
-            if name in proposals:
-                rows, candidates = proposals[name]
-                p = _soft(candidates.p_of(favourites[other][rows])[:, SOURCES[name].main])
-                column[rows] = np.where((candidates.counts > 0) & (favourites[other][rows] >= 0), p, 0)
-            columns.append(column)
-    return np.stack(columns, 1) if columns else np.zeros((count, 0), np.float32)
-
-
-def _soft(p: Floats) -> Floats:
+@numba.njit(cache=True)
+def _soft(p):  # type: ignore[no-untyped-def]
     """Return the log odds of probabilities, within bounds."""
     return np.log((p + np.float32(1e-3)) / (1 - p + np.float32(1e-3)))
+
+
+@numba.njit(cache=True, parallel=True, nogil=True)
+def _source_kernel(rows, made, top, favourites, places, features):  # type: ignore[no-untyped-def]
+    """Describe what a source proposes, and what it gives to the LM's likeliest token and to others' favourites."""
+    own, main, begin, agreement = places
+    experts = made.p.shape[1]
+    for i in numba.prange(len(rows)):
+        row = rows[i]
+        if made.counts[i] == 0:
+            continue
+        first = made.begins[i]
+        tokens = made.tokens[first : first + made.counts[i]]
+        features[row, begin] = 1
+        features[row, begin + 1] = np.log1p(np.float32(made.counts[i]))
+        column = begin + 2
+        for m in range(made.measures.shape[1]):
+            features[row, column + m] = made.measures[i, m]
+        column += made.measures.shape[1]
+        agreed = find(tokens, top[row])
+        for e in range(experts):
+            features[row, column + e] = _soft(made.largest[i, e])
+            p = made.p[first + agreed, e] if agreed >= 0 else np.float32(0)
+            features[row, column + experts + e] = _soft(p)
+        pair = agreement
+        for other in range(favourites.shape[1]):
+            if other == own:
+                continue
+            if favourites[row, other] >= 0:
+                place = find(tokens, favourites[row, other])
+                p = made.p[first + place, main] if place >= 0 else np.float32(0)
+                features[row, pair] = _soft(p)
+            pair += 1
 
 
 def columns_with(source: str, sources: tuple[str, ...]) -> Ints:

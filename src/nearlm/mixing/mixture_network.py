@@ -1,7 +1,8 @@
 """The network of a mixture: features of a context → the weights of its experts, decided after the search."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from nearlm.base import Doubles, Floats
 
 HIDDEN = 64
 DROPOUT = 0.1
+_ROWS = 16  # handled by one thread at a time
 _CLIP = 4.0  # standard deviations: a feature never seen like this counts as the most extreme one that was
 
 
@@ -43,17 +45,87 @@ class MixtureNetwork(nn.Module):
         scaled = ((features - self.mean) * self.scale).clamp(-_CLIP, _CLIP)
         return self.mlp(scaled).masked_fill(~there, -torch.inf).log_softmax(-1)  # type: ignore[no-any-return]
 
-    def log_weights(self, features: Floats, there: Any, batch: int = 4096) -> Doubles:
-        """Return the log weights of many contexts, without dropout, some at a time."""
-        self.eval()
+    def frozen(self) -> "Weigher":
+        """Return what the network computes now, to be used many times."""
+        layers = [layer for layer in self.mlp if isinstance(layer, nn.Linear)]
+        tensors = [self.mean, self.scale, *(part for layer in layers for part in (layer.weight.T, layer.bias))]
+        return Weigher(*(np.array(tensor.detach().numpy(), np.float32, order="C") for tensor in tensors))
+
+    def log_weights(self, features: Floats, there: Any) -> Doubles:
+        """Return the log weights of many contexts, without dropout."""
+        return self.frozen().log_weights(features, there)
+
+
+class Weigher(NamedTuple):
+    """The weights of a network as arrays, which weigh a context in a microsecond, whatever else is in its batch."""
+
+    mean: Floats
+    scale: Floats
+    first: Floats
+    first_bias: Floats
+    second: Floats
+    second_bias: Floats
+    last: Floats
+    last_bias: Floats
+
+    def log_weights(self, features: Floats, there: Any) -> Doubles:
+        """Return the log weights of experts, [n, experts]; -inf for those that are not there, [n, experts] of bool."""
         out = np.empty(there.shape)
-        with torch.inference_mode():
-            for start in range(0, len(features), batch):
-                part = slice(start, start + batch)
-                out[part] = self(torch.from_numpy(features[part]), torch.from_numpy(there[part])).double().numpy()
+        _network_kernel(np.ascontiguousarray(features, np.float32), there, self, out)
         return out
 
 
 def mixture_loss(log_weights: Tensor, log_p: Tensor) -> Tensor:
     """Return -mean log Σ_e w_e p_e of experts that give the target log_p, [n, experts]."""
     return -(log_weights + log_p).logsumexp(-1).mean()
+
+
+@numba.njit(cache=True, parallel=True, nogil=True)
+def _network_kernel(features, there, network, out):  # type: ignore[no-untyped-def]
+    rows, width = features.shape
+    for chunk in numba.prange((rows + _ROWS - 1) // _ROWS):
+        scaled = np.empty(width, np.float32)
+        first = np.empty(len(network.first_bias), np.float32)
+        second = np.empty(len(network.second_bias), np.float32)
+        scores = np.empty(len(network.last_bias), np.float32)
+        for i in range(chunk * _ROWS, min(chunk * _ROWS + _ROWS, rows)):
+            for j in range(width):
+                scaled[j] = min(max((features[i, j] - network.mean[j]) * network.scale[j], -_CLIP), _CLIP)
+            _layer(scaled, network.first, network.first_bias, first)
+            _relu(first)
+            _layer(first, network.second, network.second_bias, second)
+            _relu(second)
+            _layer(second, network.last, network.last_bias, scores)
+            _log_softmax(scores, there[i], out[i])
+
+
+@numba.njit(cache=True)
+def _layer(inputs, weights, bias, out):  # type: ignore[no-untyped-def]
+    """Compute inputs · weights + bias."""
+    for o in range(len(out)):
+        out[o] = bias[o]
+    for j in range(len(inputs)):
+        if inputs[j] != 0:  # about half of what ReLU leaves is 0
+            for o in range(len(out)):
+                out[o] += inputs[j] * weights[j, o]
+
+
+@numba.njit(cache=True)
+def _relu(values):  # type: ignore[no-untyped-def]
+    for o in range(len(values)):
+        values[o] = max(values[o], np.float32(0))
+
+
+@numba.njit(cache=True)
+def _log_softmax(scores, there, out):  # type: ignore[no-untyped-def]
+    """Compute the log softmax over the experts that are there."""
+    largest = -np.inf
+    total = 0.0
+    for e in range(len(scores)):
+        if there[e]:
+            largest = max(largest, np.float64(scores[e]))
+    for e in range(len(scores)):
+        out[e] = scores[e] - largest if there[e] else -np.inf
+        total += np.exp(out[e])
+    for e in range(len(scores)):
+        out[e] -= np.log(total)

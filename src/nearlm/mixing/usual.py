@@ -18,6 +18,10 @@ _LEAST_MATCH = 3  # tokens
 class UsualWeights:
     """Weights by length alone, in place of a network: of the suffix in the store's text, and of the match so far."""
 
+    def frozen(self) -> "UsualWeights":
+        """Return itself: there is nothing to learn."""
+        return self
+
     def log_weights(self, features: Floats, there: Bools) -> Doubles:
         """Return the log weights of LM, ∞-gram and text so far, [n, 3]; -inf for those that are not there."""
         places = experts_of(USUAL_SOURCES)

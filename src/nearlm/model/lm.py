@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +13,13 @@ from nearlm.base import Floats, Ints, ModelError, canonical_hash
 from nearlm.model.passes import plain_turn
 from nearlm.model.pretrained import load_pretrained
 from nearlm.model.spec import FFN, ModelSpec
+from nearlm.model.statistics import statistics_of
 from nearlm.model.tap import Tap, capture, drift, ended_before, find_body, find_head, find_tap, output_of, tolerance
 from nearlm.model.weights import WeightsHash, describe_commit, describe_origin
 from nearlm.text import Batch
 
 PROBE_TOKENS = 32
 SLICE_BYTES = 64 << 20  # of full-vocabulary logits at a time
-_CACHED_BYTES = 3 << 19
 _LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
 _NOT_THE_MODEL = "transformers_version dtype torch_dtype quantization_config architectures use_cache".split()
 
@@ -33,15 +33,6 @@ class Scores:
     conf: Tensor | None = None
     ent: Tensor | None = None
     top: Tensor | None = None
-
-
-class Statistics(NamedTuple):
-    """Of rows of logits: log Σ exp, max p, the entropy of p, and the token of max p (the first of equals)."""
-
-    log_total: Tensor
-    conf: Tensor
-    ent: Tensor
-    top: Tensor
 
 
 class LM:
@@ -255,26 +246,6 @@ def _statistics(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
     """Return log p(target), max p, the entropy and the likeliest token of each row of logits."""
     found = statistics_of(logits)
     return _chosen(logits, targets) - found.log_total, found.conf, found.ent, found.top
-
-
-def statistics_of(logits: Tensor) -> Statistics:
-    """Return the statistics of rows of logits; on a CPU a few rows at a time, to stay in cache."""
-    rows = len(logits)
-    if logits.device.type == "cpu":
-        rows = _CACHED_BYTES // (logits.element_size() * logits.shape[-1])
-    parts = [_statistics_of(part) for part in torch.split(logits, max(1, rows))]
-    return Statistics(*(torch.cat(column) for column in zip(*parts, strict=True)))
-
-
-def _statistics_of(logits: Tensor) -> Statistics:
-    largest, top = logits.max(-1, keepdim=True)
-    below = logits - largest
-    p = below.exp()
-    total = p.sum(-1)
-    product = p.mul(below).sum(-1)
-    if product.isnan().any():
-        product = p.mul(below).nan_to_num(nan=0.0).sum(-1)  # 0 log 0 is 0
-    return Statistics(total.log() + largest[:, 0], 1 / total, total.log() - product / total, top[:, 0])
 
 
 def _log_probability(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:

@@ -5,7 +5,6 @@ once and multiplied with all its queries, so that the work is bound by arithmeti
 arrays in list order, which can be mapped from disk.
 """
 
-import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import faiss
-import numba
 import numpy as np
 import numpy.typing as npt
 
 from nearlm.base import Array, ArrayFile, Floats, Ints, blocks, files
+from nearlm.base.threads import threads_for
 from nearlm.search.nearest import EVERY, guess_limits, nearest_lists, select
 from nearlm.search.vectors import multiply_matrix
 from nearlm.search.visits import Kept, Visits, visit, weigh
@@ -26,7 +25,6 @@ from nearlm.store import IndexData
 Found = tuple[Floats, Ints]  # squared distances and ids, [n, k]
 
 _QUERIES = 4096  # searched together
-_FEW = 16  # queries
 _CANDIDATES = 1 << 25  # for which there is room at once, unless one query alone has more
 
 
@@ -128,7 +126,7 @@ class ListScan:
         """Return squared distances and ids, [n, k], padded with inf and -1, nearest first if `ordered`."""
         distances = np.full((len(queries), k), np.inf, np.float32)
         ids = np.full((len(queries), k), -1, np.int64)
-        with _threads(len(queries)):
+        with threads_for(len(queries)):
             for part in blocks(len(queries), _QUERIES):
                 self._search(queries[part], nprobe, ordered, distances[part], ids[part])
         return distances, ids
@@ -178,18 +176,6 @@ class ListScan:
             room = Kept(np.empty(most, np.float32), np.empty(most, np.int32), np.empty(0, np.int32))
             self._scratch.room = room
         return room._replace(counts=np.zeros(visits.probed.size, np.int32))
-
-
-@contextlib.contextmanager
-def _threads(queries: int) -> Iterator[None]:
-    """Search for few queries in one thread: waking another up, and waiting for it, takes longer than it saves."""
-    usual = numba.get_num_threads()
-    if queries < _FEW:
-        numba.set_num_threads(1)
-    try:
-        yield
-    finally:
-        numba.set_num_threads(usual)
 
 
 def _scale_and_centre(index: Any) -> tuple[Floats, Floats]:
