@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import measured as measured_results
 from calls import build_index, evaluate, load_knnlm
 from nearlm.base import files
 from nearlm.base.errors import OptionError, StoreError, TextError
@@ -134,6 +135,26 @@ def test_a_killed_run_goes_on(setting, tmp_path, small, monkeypatch):
     monkeypatch.setattr(Reproduction, "_continuation", real)
     monkeypatch.setattr(reproducing, "optimize", lambda *given, **options: pytest.fail("chosen again"))
     assert measured(Reproduction(setting, out, quiet).run(parts).all()) == {"about", *parts}
+
+
+def test_the_main_table_has_the_optimized_stores_that_were_made(setting, tmp_path, monkeypatch):
+    told = []
+    choices = {"_choice": measured_results.choice(), "_within": measured_results.within()}
+    for name, made in choices.items():
+        monkeypatch.setattr(Reproduction, name, lambda self, made=made: (made, []))
+    monkeypatch.setattr(Reproduction, "_about", lambda *_: None)
+    monkeypatch.setattr(Reproduction, "memories", None)
+    monkeypatch.setattr(Datastore, "open", staticmethod(lambda path: path))
+    monkeypatch.setattr(
+        reproducing, "main_table", lambda _, made, **options: told.append(made) or measured_results.main_table()
+    )
+    for parts in (("choice", "main"), ("choice", "within", "main")):
+        Reproduction(setting, tmp_path / str(len(parts)), Reporter(quiet=True)).run(parts)
+    assert told == [
+        {ALL: tmp_path / "2" / "fast"},
+        {ALL: tmp_path / "3" / "fast", WITHIN: tmp_path / "3" / "best"},
+    ]
+    assert DEMO_PARTS[:2] == ("choice", "main") and ALL_PARTS[:3] == ("choice", "within", "main")
 
 
 def test_an_index_of_the_users_stays_as_it_is(setting, tmp_path, small):
