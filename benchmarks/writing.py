@@ -5,7 +5,7 @@
 
 Greedy decoding writes the next n tokens of a text if and only if each of them is the likeliest after all that stands
 before it in the text. So one pass over a text gives the exact match from every place of it, and nothing is generated.
-A place counts if the n tokens after it are in its window.
+The text is read in windows as `nearlm eval` reads it; a place counts if the n tokens after it are in its window.
 
 "Writing": β is added to the log odds of the memory, p ∝ w_LM p_LM + e^β Σ_e w_e p_e, which turns one λ into another.
 It is the best for the next 8 tokens on that part of the validation text from which the mixture did not learn.
@@ -16,14 +16,14 @@ documents that are spread evenly over the test text.
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nearlm.base import Doubles, Ints, Reporter
+from nearlm.base import Doubles, Ints, Reporter, to_json
 from nearlm.knnlm import KNNLM
 from nearlm.mixing import Contexts, Known, Memory, perplexity, split_rows, standard_error
 from nearlm.model.lm import LM, statistics_of
@@ -35,7 +35,11 @@ from nearlm.text import TextSource, TokenText, fill_batch, read_once
 LENGTHS = (1, 8, 16)
 CHOSEN_BY = 8
 LEANINGS = np.round(np.arange(-3, 5.01, 0.25), 2)
+SHOWN = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 ROWS = 64  # of the whole vocabulary at a time
+ALONE, ONE, MIXTURE = "LM alone", "one λ", "mixture"
+MEMORIES = {ALONE: None, ONE: SearchSettings(mixture="none", gate="none"), MIXTURE: SearchSettings(mixture="default")}
+HELD_OUT, TEST = "held out of the validation text", "test"
 PROMPT_TOKENS = 96
 WRITTEN_TOKENS = 48
 
@@ -163,17 +167,25 @@ def row_of(text: Read, name: str, label: str, leaning: float) -> Row:
     return Row(label, leaning, perplexity(text.reaches[name].log_p), exact, float(gain.mean()), error)
 
 
-def rows_of(valid: Read, text: Read) -> list[Row]:
+def rows_of(text: Read, chosen: dict[str, float]) -> list[Row]:
     """Return the table of a text: each memory as it scores, and as it was chosen to write."""
     rows = []
     for name in text.reaches:
         rows.append(row_of(text, name, name, 0.0))
-        if name != ALONE:
-            rows.append(row_of(text, name, f"{name}, writing", best_leaning(valid, name)))
+        if name in chosen:
+            rows.append(row_of(text, name, f"{name}, writing", chosen[name]))
     return rows
 
 
-ALONE = "LM alone"
+def by_leaning(text: Read, name: str) -> dict[float, float]:
+    """Return the share of places that are written on exactly, by β."""
+    return {leaning: float(text.exact(name, leaning, CHOSEN_BY).mean()) for leaning in SHOWN}
+
+
+def raise_odds(lam: float, leaning: float) -> float:
+    """Return the λ that a β makes of another."""
+    odds = lam / (1 - lam) * np.exp(leaning)
+    return float(odds / (1 + odds))
 
 
 def main() -> None:
@@ -181,20 +193,32 @@ def main() -> None:
     reporter = Reporter()
     store = Datastore.open(options.store)
     lm = load_lm(store)
-    constant = Memory.open(store, SearchSettings(mixture="none", gate="none"))
-    mixture = Memory.open(store, SearchSettings(mixture="default"))
-    memories = {ALONE: None, f"one λ={constant.lam:g}": constant, "mixture": mixture}
+    memories = {name: one and Memory.open(store, one) for name, one in MEMORIES.items()}
     with read_once(options.valid, lm.tokenizer, store.reading(), reporter) as text:
-        held = np.unique(split_rows(text.documents, mixture.mixture.info.seed).documents)
-        valid = read(lm, text, memories, reporter, held)
+        valid = read(lm, text, memories, reporter, held_out(text, memories[MIXTURE]))
     source = TextSource((options.test,), max_tokens=options.max_tokens)
     with read_once(source, lm.tokenizer, store.reading(), reporter) as text:
         test = read(lm, text, memories, reporter)
         passages = list(pick(text, options.continuations))
-    tables = {"held out of the validation text": rows_of(valid, valid), "test": rows_of(valid, test)}
-    settings = {"LM": None, "one λ": SearchSettings(mixture="none", gate="none"), "mixture": SearchSettings()}
-    written = [continuations(store, lm, prompt, rest, settings) for prompt, rest in passages]
-    show(tables, written, options.json)
+    chosen = {name: best_leaning(valid, name) for name in (ONE, MIXTURE)}
+    writing = raise_odds(memories[ONE].lam, chosen[ONE])
+    writers = {**MEMORIES, f"λ={writing:.2f}": SearchSettings(lam=writing)}
+    written = [continuations(store, lm, *passage, writers) for passage in passages]
+    found = {
+        "tables": {HELD_OUT: rows_of(valid, chosen), TEST: rows_of(test, chosen)},
+        "by_leaning": {HELD_OUT: by_leaning(valid, MIXTURE), TEST: by_leaning(test, MIXTURE)},
+        "lam": {"scoring": memories[ONE].lam, "writing": writing},
+        "continuations": written,
+    }
+    show(found, options.json)
+
+
+def held_out(text: TokenText, memory: Memory) -> Ints:
+    """Return the documents from which a mixture did not learn."""
+    split = split_rows(text.documents, memory.mixture.info.seed)
+    if split.unit != "documents" or text.sha256 != memory.mixture.info.text:
+        raise SystemExit("the mixture was not trained on --valid, with whole documents held out; see nearlm gate")
+    return np.unique(split.documents)
 
 
 def pick(text: TokenText, count: int) -> Iterator[tuple[Ints, Ints]]:
@@ -206,22 +230,24 @@ def pick(text: TokenText, count: int) -> Iterator[tuple[Ints, Ints]]:
         yield np.array(text.tokens[begin:middle]), np.array(text.tokens[middle : middle + WRITTEN_TOKENS])
 
 
-def continuations(store: Datastore, lm: LM, prompt: Ints, rest: Ints, settings: dict[str, Any]) -> dict[str, str]:
+def continuations(
+    store: Datastore, lm: LM, prompt: Ints, rest: Ints, memories: dict[str, SearchSettings | None]
+) -> dict[str, str]:
     """Write on from a prompt with each memory, beside the text itself."""
-    typed = lm.tokenizer.decode(prompt)
+    typed = lm.tokenizer.decode(prompt, skip_special_tokens=True)
     written = {"prompt": typed, "text": lm.tokenizer.decode(rest)}
-    for name, one in settings.items():
-        knnlm = KNNLM.load(store, lm, one or SearchSettings(), knn=one is not None)
+    for name, settings in memories.items():
+        knnlm = KNNLM.load(store, lm, settings or SearchSettings(), knn=settings is not None)
         written[name] = knnlm.generate(typed, max_new_tokens=WRITTEN_TOKENS, do_sample=False)
     return written
 
 
-def show(tables: dict[str, list[Row]], written: list[dict[str, str]], as_json: bool) -> None:
+def show(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        rows = {title: [asdict(row) for row in table] for title, table in tables.items()}
-        print(json.dumps({"tables": rows, "continuations": written}))
+        print(json.dumps(to_json(found)))
         return
-    for title, table in tables.items():
+    print("λ of {scoring:g} for scoring, {writing:.2f} for writing".format(**found["lam"]))
+    for title, table in found["tables"].items():
         heads = " | ".join(f"next {length}" for length in LENGTHS)
         print(f"\n{title}\n| | β | perplexity | {heads} | of {CHOSEN_BY}: more than at β=0 |")
         print("|---|---|---|" + "---|" * (len(LENGTHS) + 1))
@@ -230,7 +256,9 @@ def show(tables: dict[str, list[Row]], written: list[dict[str, str]], as_json: b
             scoring = f"{row.perplexity:.3f}" if row.leaning == 0 else "–"
             more = f"{row.more_than_scoring:.2%} ± {row.error:.2%}"
             print(f"| {row.name} | {row.leaning:g} | {scoring} | {exact} | {more} |")
-    for one in written:
+        shares = ", ".join(f"{share:.2%} at {leaning:g}" for leaning, share in found["by_leaning"][title].items())
+        print(f"{MIXTURE}, next {CHOSEN_BY} by β: {shares}")
+    for one in found["continuations"]:
         print("\n" + "\n".join(f"{name}: {text!r}" for name, text in one.items()))
 
 
