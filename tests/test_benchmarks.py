@@ -5,18 +5,31 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+
+from calls import build, build_index
+from nearlm.base import QUIET
+from nearlm.knnlm import Attachment
+from nearlm.mixing import Memory, build_infinigram
+from nearlm.store import SearchSettings
+from nearlm.text import read_once
+from tiny import make_text
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 
 
-def run(name, *arguments):
-    sys.modules.pop(name, None)
+def load(name):
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.argv = [name, *arguments]
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.main()
+    return module
+
+
+def run(name, *arguments):
+    sys.argv = [name, *arguments]
+    load(name).main()
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +50,46 @@ def test_merging_is_measured(capsys):
         run("merge_speed", "--records", "2000", "--search-records", "400", "--dim", "16", "--json")
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {"speedup", "search_ratio"} <= found.keys() and 0 < found["kept"] <= 1
+
+
+def test_the_bounds_within_which_a_token_is_written_are_those_of_the_argmax():
+    bounds_of = load("writing").bounds_of
+    draw = torch.Generator().manual_seed(0)
+    p_lm = torch.rand(400, 7, generator=draw, dtype=torch.float64)
+    memory = torch.rand(400, 7, generator=draw, dtype=torch.float64)
+    memory *= torch.rand(400, 7, generator=draw) < 0.4  # a memory proposes few tokens
+    targets = torch.randint(0, 7, (400,), generator=draw)
+    low, high = bounds_of(p_lm, memory, targets)
+    for raised in (0.01, 0.3, 1.0, 2.0, 20.0):
+        likeliest = (p_lm + raised * memory).argmax(1)
+        assert ((low < raised) & (raised < high)).tolist() == (likeliest == targets).tolist()
+
+
+@pytest.mark.parametrize("keys", ["all", "none"])
+def test_one_pass_tells_what_greedy_decoding_writes(lm, tmp_path, keys):
+    writing = load("writing")
+    text = tmp_path / "text.txt"
+    text.write_text(make_text(60))
+    store = build(lm, str(text), tmp_path / "store", window=64, quiet=True, keys=keys)
+    settings = [SearchSettings()]  # of a memory without keys: LM, ∞-gram and the text so far
+    if keys == "none":
+        build_infinigram(store)
+    else:
+        build_index(store, "flat", quiet=True)
+        raised = 0.2 * np.exp(1.5) / (0.8 + 0.2 * np.exp(1.5))
+        settings = [SearchSettings(lam=lam, knn_temperature=1.0, k=8) for lam in (0.2, raised)]
+    text.write_text(make_text(14) + make_text(60, seed=1))  # the store knows its beginning
+    memories = [Memory.open(store, one) for one in settings]
+    with read_once(str(text), lm.tokenizer, store.reading()) as tokens:
+        found = writing.read(lm, tokens, {"one": memories[0]}, QUIET)
+        ids = torch.from_numpy(np.array(tokens.tokens[:65], np.int64))[None]
+    runs = found.runs(3)
+    assert (np.diff(runs) == 1).all() and (np.diff(found.windows[runs]) == 0).all()
+    for memory, leaning in zip(memories, (0.0, 1.5), strict=False):
+        expected = found.exact("one", leaning, 3)
+        with Attachment(lm, memory) as model:
+            for place in range(0, 62, 2):
+                prompt = ids[:, : place + 1]
+                new = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=3, do_sample=False)
+                assert (new[0].tolist() == ids[0, : place + 4].tolist()) == bool(expected[place]), (leaning, place)
+        assert 0 < expected[:62:2].sum() < 31
