@@ -84,13 +84,14 @@ def make(folder: Path) -> None:
 
     stores = readers.Stores(folder)
     for store in stores.folders.values():  # sound ones can be read; kernels are compiled
-        for name in readers.files_of(store):
+        for read in dict.fromkeys(readers.reader_of(name) for name in readers.files_of(store)):
             with tempfile.TemporaryDirectory(dir=folder) as copy:
                 for beside in BESIDE:
                     (Path(copy) / beside).symlink_to(folder / beside)
-                shutil.copytree(folder / "store", Path(copy) / "store")
-                work = shutil.copytree(store, Path(copy) / store.name, dirs_exist_ok=True)
-                readers.reader_of(name)(work)
+                if store.name != "store":
+                    (Path(copy) / "store").symlink_to(folder / "store")
+                work = shutil.copytree(store, Path(copy) / store.name)
+                read(work)
 
 
 def in_child(work, strict: bool = True) -> int:

@@ -2,13 +2,14 @@
 
     python benchmarks/open_speed.py [--store cache:NAME] [--times 30] [--against OTHER/src] [--json]
 
-Without `--store` one is made up: random keys, an IVF index of 8-bit codes, a gate with n-gram tables and a mixture with
-a suffix array. A store of one's own must have index, gate and, for a row more, mixture called `default`. It is not
-changed: what is opened has other names for its files, in a folder beside it.
+Without `--store` one is made up: random keys, an IVF index of 8-bit codes, and a mixture with a suffix array. A store
+of one's own must have an index and, for a row more, a mixture, both called `default`. It is not changed: what is
+opened is a folder of other names for its files, beside it. The gate is one that nobody trained, with the paper's
+features.
 
 `--against` names the source folder of another version, which opens the same store in turn with this one, in processes
 of its own. Times are milliseconds; `process` is the first opening of a process whose files are known to be sound,
-`again` another one in the same process. The mixture, with the gate as it is, is opened by this version alone.
+`again` another one in the same process. The mixture is opened by this version alone.
 """
 
 import argparse
@@ -26,8 +27,8 @@ from types import SimpleNamespace
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "knnlm")]
 AGAIN = 10  # openings in one process
-GATE = {"gate": "default", "mixture": "none"}
-OTHERS = "other"  # name of the gate that another version reads
+OWN = "timed"  # names of the gate, and of its copy that another version reads
+OTHERS = "other"
 VERSION = "from nearlm.mixing.gate_learning import FORMAT; print(FORMAT)"
 
 
@@ -44,6 +45,7 @@ def main() -> None:
             shutil.copytree(given, folder, copy_function=os.link, ignore=shutil.ignore_patterns(".lock"))
         else:
             make(folder, options.records, options.dim)
+        make_gate(folder)
         rows = rows_of(folder, options.against)
         time.sleep(3)  # what is younger is not remembered as sound
         found = compare(folder, rows, options.times)
@@ -70,18 +72,16 @@ def find(store: str | None) -> Path | None:
 
 
 def make(folder: Path, records: int, dim: int) -> None:
-    """Write a store with an index, and a gate and a mixture that nobody trained."""
+    """Write a store with an index, and a mixture that nobody trained."""
     from dataclasses import replace
 
     import numpy as np
-    from gated import untrained
 
     from nearlm.mixing import build_infinigram
     from nearlm.mixing.mixture import untrained_mixture
     from nearlm.mixing.network_files import save_trained
-    from nearlm.mixing.ngrams import build_ngrams
     from nearlm.search import build_index, write_settings
-    from nearlm.store import Tuned
+    from nearlm.store import SearchSettings, Tuned
     from synthetic import make_store
 
     def keys(rows: slice) -> "np.ndarray":
@@ -90,24 +90,36 @@ def make(folder: Path, records: int, dim: int) -> None:
     store = make_store(folder, keys, np.random.default_rng(0).integers(0, 5000, records), dim=dim)
     index = build_index(store, "IVF256,SQ8", nprobe=8)
     write_settings(store, Tuned("default", lam=0.25, knn_temperature=1.0, k=1024, nprobe=8, index_hash=index.hash))
-    build_ngrams(store)
-    model = SimpleNamespace(fingerprint=lambda: "")
-    network, info = untrained(store, model, "learned", ("keys", "conf", "ent", "fert"))
-    save_trained(store.layout.gate("default"), network.float(), info)
-    mixture = untrained_mixture(("knn", "ngram", "text"), build_infinigram(store), info.settings)
+    mixture = untrained_mixture(("knn", "ngram", "text"), build_infinigram(store), SearchSettings("default"))
     known = replace(mixture.info, store=store.checksum, better=True)
     save_trained(store.layout.mixture("default"), mixture.network, known)
+
+
+def make_gate(folder: Path) -> None:
+    """Write a gate that nobody trained, with the n-gram tables that it looks up."""
+    from gated import untrained
+
+    from nearlm.mixing.gate_network import PAPER_FEATURES
+    from nearlm.mixing.network_files import save_trained
+    from nearlm.mixing.ngrams import build_ngrams
+    from nearlm.store import Datastore
+
+    store = Datastore.open(folder)
+    build_ngrams(store)
+    model = SimpleNamespace(fingerprint=lambda: "")
+    network, info = untrained(store, model, "learned", PAPER_FEATURES, every=len(store) // 1000 + 1)
+    save_trained(store.layout.gate(OWN), network.float(), info)
 
 
 def rows_of(folder: Path, other: str | None) -> dict[str, tuple[str, dict[str, str]]]:
     """Return what is timed: by name the version's source folder, and settings."""
     own = str(ROOT / "src")
-    rows = {"this": (own, GATE)}
+    rows = {"this": (own, {"gate": OWN, "mixture": "none"})}
     if other:
         write_gate_for(other, folder)
         rows["other"] = (other, {"gate": OTHERS})
     if (folder / "mixture" / "default").exists():
-        rows["with mixture"] = (own, {"gate": "default", "mixture": "default"})
+        rows["with mixture"] = (own, {"gate": OWN, "mixture": "default"})
     return rows
 
 
@@ -115,7 +127,7 @@ def write_gate_for(source: str, folder: Path) -> None:
     """Copy the gate, and say that it has the format that another version reads; what it knows has not changed."""
     from nearlm.base import files
 
-    gate = shutil.copytree(folder / "gate" / "default", folder / "gate" / OTHERS)
+    gate = shutil.copytree(folder / "gate" / OWN, folder / "gate" / OTHERS)
     known = files.read_json(gate / "gate.json")
     files.write_stamped(gate / "gate.json", {**known, "format": int(python(source, "-c", VERSION))})
 

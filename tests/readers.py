@@ -18,6 +18,8 @@ import pytest
 
 from nearlm.base import NearLMError, files
 
+RULES: dict[str, dict[str, float]] = {"overhead": {"overhead": 100.0}, "budget": {"budget": 5.0}}
+PARTS = ("about", "main", "continuation", "baseline", "choice", "adaptive", "pruning", "pca", "k")
 ODD = [-1, 0, 1, 7, 1 << 31, 1 << 62, 1 << 70, 1e308, "", "x", "../x", "default", None, [], {}, [[]], True, "\x1b[2J"]
 
 
@@ -50,26 +52,33 @@ class Stores:
             optimize_note(made)
         for name in ("ranked", "merged"):
             shutil.rmtree(folder / name)
-        names = ("store", "small", "trace", "begun", "counted", "derived", "built")
-        self.folders = {name: folder / name for name in names}
+        names = ("store", "small", "trace", "weights", "results", "begun", "counted", "derived", "built", "trained")
+        self.folders = {name: folder / name for name in (*names, *RULES)}
         write_trace(self.folders["trace"])
-        for name in ("begun", "counted"):
+        use_weights(self.folders["weights"])
+        write_results(self.folders["results"])
+        for name in ("begun", "counted", "trained", *(f"{rule}/source" for rule in RULES)):
             shutil.copytree(store.path, folder / name)
         stop_at("nearlm.search.index_building.measure", lambda: use_index_job(self.folders["begun"]))
         shutil.rmtree(self.folders["counted"] / "ngrams")
         stop_at("nearlm.mixing.ngrams._Counting._finish", lambda: use_ngrams_job(self.folders["counted"]))
         stop_at("nearlm.shrink.reduction.FileInfo.of", lambda: use_derive_job(self.folders["derived"]))
         stop_at("nearlm.store.builder.finish", lambda: use_build_job(self.folders["built"]))
+        stop_at("nearlm.mixing.gate.save_trained", lambda: use_gate_job(self.folders["trained"]))
+        for rule in RULES:
+            stop_at("nearlm.optimizer.trials.Trials.begin_final", partial(optimize_quickly, self.folders[rule]))
+            shutil.rmtree(self.folders[rule] / "fast.optimize" / "keep-0.4")  # a store, like any other
 
 
-def stop_at(place: str, work: Callable[[], None]) -> None:
-    """Stop some work where it calls something."""
+def stop_at(places: str | list[str], work: Callable[[], None]) -> None:
+    """Stop some work where it calls something, or one of several."""
 
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(place, stop)
+        for place in [places] if isinstance(places, str) else places:
+            patch.setattr(place, stop)
         work()
 
 
@@ -82,6 +91,15 @@ def write_trace(folder: Path) -> None:
     column = ArrayFile(folder / "logp.npy", np.dtype("float32"), (9,))
     column.write(np.zeros(9))
     write_record(folder / "trace.json", TraceInfo(9, FileInfo.by_name([column.path])))
+
+
+def write_results(folder: Path) -> None:
+    """Write what `reproduce` keeps of every part, made up."""
+    import measured
+    from nearlm.paper.results import Results
+
+    for part, found in vars(measured.parts()).items():
+        Results(folder / "results").save(part, found)
 
 
 def optimize_note(store: Any) -> None:
@@ -210,6 +228,55 @@ def use_trace(store: Path) -> None:
     is_sound(store, columns, QUIET)
 
 
+def use_weights(store: Path) -> None:
+    """Ask for the hash of weights that is in the cache, which is made again if it is damaged."""
+    from torch import nn
+
+    from nearlm.model.weights import _hash_once
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NEARLM_CACHE", str(store))
+        assert isinstance(_hash_once({"files": []}, nn.Linear(2, 2)), str)
+
+
+def use_results(store: Path, part: str) -> None:
+    """Read one part of what was measured, all of which would take long to draw, and write the page of it."""
+    from nearlm.paper.report import write_report
+    from nearlm.paper.results import Results
+
+    results = Results(store / "results")
+    for path in results.folder.glob("*.json"):
+        if path.stem != part:
+            path.unlink()
+    results.all().table()
+    write_report(results)
+
+
+def use_gate_job(store: Path) -> None:
+    """Finish a gate; model and text stand beside the store."""
+    from nearlm.mixing import Gate, Training
+
+    Gate.train(store, store.parent / "valid.txt", training=Training(epochs=1, features="all"), name="begun")
+
+
+def use_optimize_job(folder: Path) -> None:
+    """Resume an optimization, up to where the chosen store is made, or where something is measured again."""
+    measures = ("bench.Bench.lm_seconds", "bench.Bench.mixing_seconds", "trials.Trials.point")
+    places = [f"nearlm.optimizer.{name}" for name in (*measures, "trials.Trials.begin_final")]
+    stop_at(places, partial(optimize_quickly, folder))
+
+
+def optimize_quickly(folder: Path) -> None:
+    """Optimize the store that a folder has; model and text stand beside the folder."""
+    from nearlm.optimizer import optimize
+
+    model = str(folder.parent / "model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nearlm.optimizer.bench._SECONDS", 0.0)
+        patch.setattr("nearlm.search.kinds.paper_code_bytes", lambda dim: "4x4")
+        optimize(folder / "source", folder.parent / "valid.txt", folder / "fast", model, **RULES[folder.name])
+
+
 def use_index_job(store: Path) -> None:
     """Finish an index."""
     from nearlm.search import build_index
@@ -242,7 +309,11 @@ def use_ngrams_job(store: Path) -> None:
 READERS: dict[str, Callable[[Path], None]] = {  # the first pattern that a file's name has
     "trace.json": use_trace,
     "logp.npy": use_trace,
+    "weights/*": use_weights,
+    **{f"results/{part}.json": partial(use_results, part=part) for part in PARTS},
     "index/begun/*": use_index_job,
+    "gate/begun/*": use_gate_job,
+    "fast.optimize/*": use_optimize_job,
     "derive.job/*": use_derive_job,
     "build.job/*": use_build_job,
     "ngrams/ngrams.job/*": use_ngrams_job,
@@ -272,7 +343,7 @@ def files_of(store: Path) -> list[str]:
     """List all files of a store, as seen from it, or those of its unfinished job."""
     found = [path for path in sorted(store.rglob("*")) if path.is_file() and path.name != ".lock"]
     names = [path.relative_to(store).as_posix() for path in found]
-    return [name for name in names if ".job/" in name] or names
+    return [name for name in names if ".job/" in name or ".optimize/" in name] or names
 
 
 def change_json(data: bytes, choice: random.Random) -> bytes:

@@ -42,6 +42,9 @@ JOBS = {
     "counted": "ngrams/ngrams.job/*",
     "derived": "derive.job/*",
     "built": "build.job/*",
+    "trained": "gate/begun/gate.job/*",
+    "overhead": "fast.optimize/*",
+    "budget": "fast.optimize/*",
 }
 
 
@@ -87,7 +90,7 @@ def test_a_changed_file_of_a_derived_store_is_read_or_refused(pattern, sound, tm
 
 
 @pytest.mark.parametrize("kind", JOBS)
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(seed=SEEDS)
 def test_a_changed_note_of_an_unfinished_job_is_read_or_refused(kind, sound, tmp_path_factory, seed):
     folder = tmp_path_factory.getbasetemp() / "unfinished"
@@ -99,10 +102,19 @@ def test_a_changed_note_of_an_unfinished_job_is_read_or_refused(kind, sound, tmp
     read_changed(sound[kind], folder / kind, JOBS[kind], seed)
 
 
+@pytest.mark.parametrize("kind", ["trace", "weights"])
 @settings(max_examples=20)
 @given(seed=SEEDS)
-def test_a_changed_trace_is_read_or_made_again(sound, tmp_path_factory, seed):
-    read_changed(sound["trace"], tmp_path_factory.getbasetemp() / "changed" / "trace", "*", seed)
+def test_a_changed_file_of_the_cache_is_read_or_made_again(kind, sound, tmp_path_factory, seed):
+    read_changed(sound[kind], tmp_path_factory.getbasetemp() / "changed" / kind, "*", seed)
+
+
+@pytest.mark.parametrize("part", readers.PARTS)
+@settings(max_examples=4)
+@given(seed=SEEDS)
+def test_a_changed_part_of_the_results_is_shown_or_refused(part, sound, tmp_path_factory, seed):
+    work = tmp_path_factory.getbasetemp() / "changed" / "results"
+    read_changed(sound["results"], work, f"results/{part}.json", seed)
 
 
 def test_every_file_of_a_store_has_a_reader_that_reads_it(sound, tmp_path):

@@ -7,6 +7,7 @@ import resource
 import shutil
 import sys
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from calls import build, build_index
 from nearlm import cli
 from nearlm.base import files
 from nearlm.mixing import Gate, Training, tune
+from nearlm.paper import reproduction, settings
+from nearlm.paper.settings import Setting
 from tiny import make_text
 
 WRITE = {  # commands that write, and where
@@ -35,7 +38,10 @@ WRITE = {  # commands that write, and where
     "overhead": "optimize STORE VALID --overhead 100 --out OUT",
     "ablate": "ablate STORE VALID",
     "sweep": "sweep STORE 8 --over dim --text VALID --out OUT",
+    "demo": "demo --out OUT",
+    "reproduce": "reproduce --setting domain --out OUT",
 }
+TIMED = ("optimize", "overhead", "sweep", "demo", "reproduce")  # what they measure or choose depends on times
 READ = {  # commands that need no place to write, or another
     "eval": "eval STORE VALID",
     "generate": "generate STORE the --max-new-tokens 3",
@@ -64,6 +70,29 @@ def place(made, tmp_path, monkeypatch):
     """A copy of all that, and an empty cache."""
     monkeypatch.setenv("NEARLM_CACHE", str(tmp_path / "cache"))
     return shutil.copytree(made, tmp_path / "place")
+
+
+@pytest.fixture(autouse=True)
+def _tiny_experiments(made, monkeypatch, quick_paper_index, quick_timing):
+    """Let `demo` and `reproduce` run on the tiny model, the latter two parts that a demo does not have."""
+    valid = (str(made / "valid.txt"),)
+    setting = Setting(
+        name="tiny",
+        title="A tiny one",
+        text="About it.",
+        model=str(made / "model"),
+        train=(str(made / "train.txt"),),
+        valid=valid,
+        test=valid,
+        timed_tokens=50,
+        rounds=1,
+        ks=(16,),
+        prompt="the licence",
+    )
+    monkeypatch.setattr(settings, "DEMO", setting)
+    monkeypatch.setitem(settings.SETTINGS, "domain", setting)
+    monkeypatch.setattr(reproduction, "ALL_PARTS", ("adaptive", "k"))
+    monkeypatch.setattr(reproduction, "_NEW_TOKENS", 3)
 
 
 @contextmanager
@@ -99,9 +128,10 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("command", WRITE)
-def test_a_full_disk_is_named_and_nothing_is_lost(place, tmp_path, command, quick_paper_index, quick_timing):
+def test_a_full_disk_is_named_and_nothing_is_lost(place, tmp_path, command):
     whole = shutil.copytree(place, tmp_path / "whole")
-    assert run(WRITE[command], whole)[0] == 0
+    if command not in TIMED:
+        assert run(WRITE[command], whole)[0] == 0
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
     before = contents(place / "store")
     for limit in LIMITS:
@@ -115,7 +145,7 @@ def test_a_full_disk_is_named_and_nothing_is_lost(place, tmp_path, command, quic
         assert before.items() <= contents(place / "store").items()
     assert run(WRITE[command], place)[0] == 0
     assert not list(place.rglob("*.part")) + list(place.rglob("*.job"))
-    if command not in ("optimize", "overhead", "sweep"):  # what they choose depends on times
+    if command not in TIMED:
         assert contents(place) == contents(whole)
 
 
@@ -160,8 +190,8 @@ def without_power():
         assert system.capset(header, before) == 0
 
 
-ELSEWHERE = ("reduce", "random", "kmeans", "merge", "rank")
-OWN = ("append", "index", "flat", "tune", "gate")
+ELSEWHERE = ("reduce", "random", "kmeans", "merge", "rank", "ablate")
+OWN = ("append", "index", "flat", "tune", "gate", "optimize", "overhead", "sweep")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="permissions of root")
@@ -182,4 +212,18 @@ def test_what_is_to_be_kept_in_a_store_that_may_only_be_read_is_refused(place, c
         result = run(WRITE[command], place)
     assert is_refusal(result), result
     assert re.search(r"/place/store\S*: Permission denied", result[2]), result
+    assert contents(place / "store") == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="permissions of root")
+@pytest.mark.parametrize(("command", "folder"), [("demo", "out"), ("reproduce", "out"), ("reproduce", "store")])
+def test_an_experiment_says_what_may_only_be_read(place, monkeypatch, command, folder):
+    setting = replace(settings.SETTINGS["domain"], store=str(place / "store"))
+    monkeypatch.setitem(settings.SETTINGS, "domain", setting)
+    (place / "out").mkdir()
+    before = contents(place / "store")
+    with read_only(place / folder):
+        result = run(WRITE[command], place)
+    assert is_refusal(result), result
+    assert re.search(rf"/place/{folder}\S*: Permission denied", result[2]), result
     assert contents(place / "store") == before

@@ -26,11 +26,11 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 SETTINGS = {"k": 32, "knn_temperature": 3.0, "nprobe": None, "distances": "index"}
 
 
-def untrained(store, lm, weight, features):
-    """A gate whose random λ depends strongly on its features, with thresholds from the store's own contexts."""
+def untrained(store, lm, weight, features, every=3):
+    """A gate whose random λ depends strongly on its features, with thresholds from some of the store's own contexts."""
     torch.manual_seed(5)
     network, shape = GateNetwork(Inputs(store.dim, features)), Inputs(store.dim, features)
-    rng, places = np.random.default_rng(0), np.arange(0, len(store), 3)
+    rng, places = np.random.default_rng(0), np.arange(0, len(store), every)
     contexts = Contexts.of_text(store.tokens[:], store.document_bounds, store.origin.take(places))
     counts = NGrams.open(store).look_up(contexts.last(4))
     scalars = scalar_columns(shape, len(places), rng.uniform(size=len(places)), rng.uniform(size=len(places)), counts)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from pointing import point
 
+from nearlm.base import OptionError
 from nearlm.optimizer.points import Goal, Shape, Skipping, cheapest, estimates, is_preferred
 
 
@@ -52,3 +53,16 @@ def test_one_with_a_gate_is_preferred_if_it_is_faster_or_alone_within_the_budget
     assert is_preferred(gated, plain, 10.1) and not is_preferred(gated, point(10.0, 40.0), 10.1)
     assert is_preferred(gated, replace(point(10.0, 40.0), margin=0.2), 10.1)
     assert is_preferred(gated, point(10.2, 40.0), 10.1) and not is_preferred(replace(gated, sure=False), plain, 10.1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"keep": 0.0}, {"keep": 2.0}, {"perplexity": -1.0}, {"perplexity": float("nan")}, {"microseconds": 0.0}],
+)
+def test_a_memory_that_nobody_can_have_measured_is_refused(change):
+    with pytest.raises(OptionError, match="expected more than 0"):
+        replace(point(9.0, 5.0), **change)
+    with pytest.raises(OptionError, match="`records` is -1, expected at least 0"):
+        replace(point(9.0, 5.0).setup, records=-1)
+    with pytest.raises(OptionError, match="1 ratios, expected one for each of 101 shares"):
+        Skipping([1.0], 0.0, 1.0)

@@ -1,14 +1,19 @@
 """What is measured of a gate: the largest share to skip within the budget."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
-from pointing import how
+from pointing import how, point
 
 from calls import load_knnlm
+from nearlm.base import QUIET, Job, StoreError, to_json
 from nearlm.mixing.gate import Gate
 from nearlm.mixing.gate_training import split_rows
 from nearlm.mixing.traces import cache_text, trace_lm, trace_search
 from nearlm.optimizer.optimization import optimize
+from nearlm.optimizer.trials import Trials
 from nearlm.search.retriever import Retriever
 from nearlm.store import Datastore
 
@@ -64,3 +69,33 @@ def test_the_share_to_skip_is_the_largest_within_the_budget_of_vanilla(store, lm
         assert made.defaults.skip == search.skip
         knnlm = load_knnlm(tmp_path / "fast", lm)
         assert knnlm.gate is not None and knnlm.gate.skip == search.skip
+
+
+@pytest.fixture
+def trials(tmp_path):
+    """Trials of a text of four tokens, which measure nothing."""
+    job = Job(tmp_path, "optimize")
+    job.begin({})
+    return Trials(SimpleNamespace(dim=8, __len__=lambda: 9, bytes=0), np.zeros(4), tmp_path, job, QUIET)
+
+
+def test_an_array_is_kept_beside_its_note(trials):
+    first = trials.keep_once("a", float, lambda _: 2, lambda: (0.5, np.arange(8.0).reshape(2, 4)))
+    again = trials.keep_once("a", float, lambda _: 2, lambda: pytest.fail("measured again"))
+    assert first[0] == again[0] == 0.5
+    np.testing.assert_array_equal(again[1], np.arange(8.0).reshape(2, 4))
+    with pytest.raises(StoreError, match=r"a\.npy does not hold 3 numbers for each token"):
+        trials.keep_once("a", float, lambda _: 3, lambda: pytest.fail("measured again"))
+    (trials.work / "a.npy").unlink()
+    with pytest.raises(StoreError, match=r"a\.npy does not hold 2 numbers for each token"):
+        trials.keep_once("a", float, lambda _: 2, lambda: pytest.fail("measured again"))
+
+
+def test_a_note_without_points_or_with_untuned_ones_is_refused(trials):
+    tuned = point(9.0, 5.0)
+    assert trials.measure_once("sound", lambda: [tuned]) == [tuned]
+    untuned = replace(tuned, setup=replace(tuned.setup, search=replace(tuned.setup.search, lam=None)))
+    for name, points in (("none", []), ("untuned", [tuned, untuned])):
+        trials.job.note(name, {"result": to_json(points)})
+        with pytest.raises(StoreError, match=rf"{name}\.json does not hold tuned points"):
+            trials.measure_once(name, lambda: pytest.fail("measured again"))

@@ -24,6 +24,32 @@ def test_a_part_is_done_when_its_table_is_written_too(tmp_path, monkeypatch):
     assert results.load("k") is None
 
 
+def cut(curves):
+    return {name: values[:-1] for name, values in curves.items()}
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "found"),
+    [
+        ("main", lambda main: main["rows"][0].update(tokens_per_second=0.0), "0.0 tokens/s"),
+        ("pca", lambda pca: pca.update(over="x"), "a sweep over 'x'"),
+        ("k", lambda k: k["points"][1]["setup"]["search"].update(lam=None), "points that were not tuned"),
+        ("adaptive", lambda adaptive: adaptive.update(objectives=cut(adaptive["objectives"])), "curves that were cut"),
+        ("adaptive", lambda adaptive: adaptive["curves"].clear(), "no curves of a gate"),
+        ("choice", lambda choice: choice["points"][0].update(keep=3.0), "keep is 3.0"),
+    ],
+)
+def test_results_that_nothing_can_have_measured_are_refused(tmp_path, part, change, found):
+    results = Results(tmp_path)
+    results.save(part, getattr(measured.parts(), part))
+    path = tmp_path / f"{part}.json"
+    known = files.read_json(path)
+    change(known)
+    files.write_json(path, known)
+    with pytest.raises(StoreError, match=rf"{part}\.json is not as .*{found}"):
+        results.load(part)
+
+
 def test_a_row_that_is_missing_is_named():
     table = MainTable(1, measured.main_table().rows[:1])
     assert table.row("NLM").name == "NLM"

@@ -223,7 +223,7 @@ def _choose(trials: Trials, budget: float, folder: Path, train: Callable[[Datast
     for best in dict.fromkeys((cheapest(points, goal), plain)):
         refused = trials.job.state(_REFUSED_STORE)
         if refused and best != plain:
-            points.append(from_json(Point, refused["point"], folder))
+            points.append(from_json(Point, refused.get("point"), trials.job.folder / f"{_REFUSED_STORE}.json"))
             continue
         gated, held_out = trials.gate(trials.final(best, folder), best, budget, train)
         points.append(gated)

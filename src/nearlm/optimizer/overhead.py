@@ -61,13 +61,13 @@ def choose(trials: Trials, lm: LM, overhead: float, folder: Path) -> Choice:
         found, key=lambda one: one.point.microseconds
     )
     chosen = ordered[0]
-    _make(trials, lm, chosen.point, folder)
     marks = mark_front([(one.point.perplexity, one.point.microseconds) for one in found])
     points = [
         replace(one.point, pareto=mark, chosen=one is chosen, beyond=one.point.perplexity - vanilla.perplexity)
         for one, mark in zip(found, marks, strict=True)
     ]
     said = _explain(trials, chosen, ordered[1:2], vanilla, overhead, limit)
+    _make(trials, lm, chosen.point, folder)
     nlm = perplexity(trials.traced.log_lm)
     return Choice(len(trials.traced), nlm, vanilla, points[1:], said, overhead=overhead, limit=limit)
 
@@ -106,19 +106,19 @@ def _once(trials: Trials, name: str, measure: Callable[[], list[Measured]]) -> l
         found = measure()
         return [one.point for one in found], np.stack([one.logp for one in found])
 
-    points, logp = trials.keep_once(name, compute)
+    points, logp = trials.keep_once(name, list[Point], len, compute)
     return [Measured(point, row) for point, row in zip(points, logp, strict=True)]
 
 
 def _ranks(trials: Trials, logp: Doubles, skipped: Doubles, infinigram: InfiniGram) -> tuple[Doubles, float]:
     """Rank the tokens by what they gain from a search, once for all ways to search, and time the gate."""
 
-    def compute() -> tuple[list[Point], Doubles]:
+    def compute() -> tuple[float, Doubles]:
         ranks, microseconds = rank_tokens(trials, logp, skipped, infinigram)
-        return [], np.append(ranks, microseconds)
+        return microseconds, ranks[None]
 
-    _, found = trials.keep_once("ranks", compute)
-    return found[:-1], float(found[-1])
+    microseconds, ranks = trials.keep_once("ranks", float, lambda _: 1, compute)
+    return ranks[0], microseconds
 
 
 def _instant(trials: Trials) -> Measured:
@@ -234,7 +234,8 @@ def _explain(
         sure = mean / max(error, 1e-12)
         parts.append(f"The next best, {other.point.label}, is {differ:.3f} worse ({sure:.1f} standard errors).")
         if 0 < sure < SURE:
-            parts.append(f"About {len(gain) * ((SURE / sure) ** 2 - 1):,.0f} more validation tokens would settle it.")
+            times = SURE / sure
+            parts.append(f"About {len(gain) * (times * times - 1):,.0f} more validation tokens would settle it.")
     if perplexity(trials.traced.log_lm) <= point.perplexity:
         parts.append("The LM alone is as good on this text: this memory does not help it.")
     return " ".join(parts)

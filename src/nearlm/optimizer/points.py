@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nearlm.base import line_up, size
+from nearlm.base import OptionError, check_at_least, line_up, size
 from nearlm.mixing import SHARES
 from nearlm.search import Retriever
 from nearlm.store import SearchSettings
@@ -26,6 +26,10 @@ class Setup:
     index_bytes: int
     kind: str
     search: SearchSettings
+
+    def __post_init__(self) -> None:
+        sizes = {name: getattr(self, name) for name in ("records", "dim", "store_bytes", "index_bytes")}
+        check_at_least(0, **sizes)
 
     @classmethod
     def of(cls, retriever: Retriever, search: SearchSettings, tables: int = 0) -> "Setup":
@@ -94,6 +98,13 @@ class Point:
     pareto: bool = False
     chosen: bool = False
 
+    def __post_init__(self) -> None:
+        if not 0 < self.keep <= 1:
+            raise OptionError(f"`keep` is {self.keep}, expected more than 0 and at most 1")
+        if not self.perplexity > 0 or not self.microseconds > 0:
+            found = f"perplexity {self.perplexity} at {self.microseconds} µs"
+            raise OptionError(f"a memory was measured with {found}, expected more than 0 of both")
+
     @property
     def gate(self) -> bool:
         """Whether a gate decides which tokens skip retrieval."""
@@ -110,6 +121,10 @@ class Skipping:
     ratios: list[float]
     margin: float
     microseconds: float
+
+    def __post_init__(self) -> None:
+        if len(self.ratios) != len(SHARES):
+            raise OptionError(f"{len(self.ratios)} ratios, expected one for each of {len(SHARES)} shares")
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from nearlm.base import Doubles, Job, Reporter, files
+from nearlm.base import ArrayFile, Doubles, Job, Reporter, check_that, files
 from nearlm.mixing import (
     SHARES,
     SURE,
@@ -39,6 +39,7 @@ NEIGHBORS_TRIED = (1024, 512, 256, 128)
 FINAL = "final"  # notes of a job
 VANILLA = "vanilla"
 _ALL = slice(None)
+Result = TypeVar("Result")
 
 
 class Trials(Bench):
@@ -53,20 +54,33 @@ class Trials(Bench):
     def measure_once(self, name: str, measure: Callable[[], list[Point]]) -> list[Point]:
         """Return points that were measured before, or measure and note them."""
         points = self.job.once(name, list[Point], measure)
+        tuned = all({"lam", "knn_temperature", "k"} <= one.setup.search.values.keys() for one in points)
+        check_that(points and tuned, self.job.folder / f"{name}.json", "tuned points")
         for one in points:
             self.reporter.say(f"  {one.label}: perplexity {one.perplexity:.3f}, {one.microseconds:.0f} µs per token")
         return points
 
-    def keep_once(self, name: str, compute: Callable[[], tuple[list[Point], Doubles]]) -> tuple[list[Point], Doubles]:
-        """Return points and an array beside them, as measured before, or measure and keep them."""
-        path = self.work / f"{name}.npy"
+    def keep_once(
+        self,
+        name: str,
+        kind: type[Result],
+        rows: Callable[[Result], int],
+        compute: Callable[[], tuple[Result, Doubles]],
+    ) -> tuple[Result, Doubles]:
+        """Return a result and so many rows of a number for each token, as measured before, or measure and keep them."""
 
-        def measure() -> list[Point]:
-            points, array = compute()
-            files.write_array(path, array.dtype, array.shape, [array])
-            return points
+        def file(result: Result) -> ArrayFile:
+            return ArrayFile(self.work / f"{name}.npy", np.dtype("float64"), (rows(result), len(self.traced)))
 
-        return self.job.once(name, list[Point], measure), np.load(path, allow_pickle=False)
+        def measure() -> Result:
+            result, array = compute()
+            file(result).write(array)
+            return result
+
+        result = self.job.once(name, kind, measure)
+        kept = file(result)
+        check_that(kept.sound, kept.path, f"{kept.shape[0]} numbers for each token")
+        return result, kept.open()
 
     @cached_property
     def _paper_trace(self) -> Trace:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from nearlm.base import Json, StoreError, files, from_json, line_up, to_json
+from nearlm.base import Json, OptionError, StoreError, files, from_json, line_up, to_json
 from nearlm.knnlm import Explanation
 from nearlm.optimizer import OVERHEAD, Choice, Setup
 from nearlm.paper.mixture_ablation import MixtureAblation
@@ -21,7 +21,15 @@ FINETUNED = "NLM, fine-tuned"
 RANDOM = "random mask, constant λ"
 MASK = "learned mask, constant λ"
 LEARNED = "learned mask, learned λ"
+OVER = ("dim", "keep", "neighbors", "k", "nprobe")  # what is swept over
 _SHOWN = 6  # tokens of a continuation
+_HALF = 10  # the number of the share 50 %
+
+
+def _check(sound: bool, found: str) -> None:
+    """Refuse what no experiment can have measured."""
+    if not sound:
+        raise OptionError(f"the results have {found}")
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,9 @@ class Row:
     searches_per_second: float | None = None
     skipped: float = 0.0
     setup: Setup | None = None
+
+    def __post_init__(self) -> None:
+        _check(0 < self.tokens_per_second < float("inf"), f"{self.tokens_per_second} tokens/s")
 
 
 @dataclass(frozen=True)
@@ -113,6 +124,11 @@ class Sweep:
     points: list[SweepPoint]
     left_out: dict[str, str]
 
+    def __post_init__(self) -> None:
+        _check(self.over in OVER, f"a sweep over {self.over!r}")
+        tuned = {"k", "knn_temperature", "lam"}
+        _check(all(tuned <= point.setup.search.values.keys() for point in self.points), "points that were not tuned")
+
     def table(self) -> str:
         """Return the points, for people; those that no other beats in both speed and perplexity have a star."""
         what = f"{self.over} ({self.method})" if self.method else self.over
@@ -182,6 +198,11 @@ class Ablation:
     objectives: dict[str, list[float]]
     speed: PartSpeed
 
+    def __post_init__(self) -> None:
+        rows = [*self.all_curves.values(), *(row.perplexity for row in self.features), self.speed.tokens_per_second]
+        _check({len(row) for row in rows} == {len(self.shares)} and len(self.shares) > _HALF, "curves that were cut")
+        _check({RANDOM, LEARNED} <= self.curves.keys(), "no curves of a gate")
+
     @property
     def all_curves(self) -> dict[str, list[float]]:
         """The curves of masks and weights, and of other objectives."""
@@ -192,7 +213,7 @@ class Ablation:
         rows = [["share skipped", *(f"{share:.0%}" for share in self.shares[::2])]]
         rows += [[name, *(f"{value:.3f}" for value in values[::2])] for name, values in self.all_curves.items()]
         rows.append(["tokens/s, from its parts", *(f"{value:.0f}" for value in self.speed.tokens_per_second[::2])])
-        halves = [[f"  {'+'.join(row.features)}", f"at 50 %: {row.perplexity[10]:.3f}"] for row in self.features]
+        halves = [[f"  {'+'.join(row.features)}", f"at 50 %: {row.perplexity[_HALF]:.3f}"] for row in self.features]
         lines = [
             f"{self.tokens:,} tokens; perplexity of the LM {self.nlm_perplexity:.3f}, with λ={self.lam:g} "
             f"{self.vanilla_perplexity:.3f}, with the test's own best λ={self.best_lam:g} "

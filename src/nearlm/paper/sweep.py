@@ -15,14 +15,13 @@ from nearlm.base import QUIET, Job, OptionError, Reporter, canonical_hash, check
 from nearlm.mixing import LMTrace, best_settings, perplexity, trace_text
 from nearlm.model.lm import LM
 from nearlm.optimizer import Bench, Setup, mark_front, own_name
-from nearlm.paper.results import Sweep, SweepPoint
+from nearlm.paper.results import OVER, Sweep, SweepPoint
 from nearlm.search import AUTO, Retriever, choose_index
 from nearlm.shrink import TAKES, PruneOptions
 from nearlm.store import Datastore, SearchSettings
 from nearlm.text import Texts
 
 _INDEXES = "indexes"  # of a job: what it made in the user's store
-OVER = ("dim", "keep", "neighbors", "k", "nprobe")
 
 
 @dataclass(frozen=True)
