@@ -34,6 +34,8 @@ class Candidates(NamedTuple):
     Row i has `counts[i]` of them, from `begins[i]` on in `tokens`, [places], and `p`, [places, experts]. `favourites`,
     [n], are the likeliest tokens under the source's main expert, -1 where there is none, and `largest`, [n, experts],
     the largest p under each. `measures`, [n, m], are the source's own: of distances, lengths and occurrences.
+
+    Kernels take and give plain tuples of these: numba's cache makes another class of a named one, which no call fits.
     """
 
     tokens: Int32s
@@ -47,12 +49,12 @@ class Candidates(NamedTuple):
     def p_of(self, tokens: Int32s) -> Floats:
         """Return the probability of one token per row under each expert, [n, experts]."""
         out = np.zeros(self.largest.shape, np.float32)
-        _p_kernel(self, np.ascontiguousarray(tokens, np.int32), out)
+        _p_kernel(tuple(self), np.ascontiguousarray(tokens, np.int32), out)
         return out
 
     def masses(self, rows: Ints, weights: Doubles) -> Masses:
         """Return the mass Σ_e weights[rows[i], e] p_e of every candidate, for `rows` [n] of a larger whole."""
-        return Masses(*_mass_kernel(self, rows, weights))
+        return Masses(*_mass_kernel(tuple(self), rows, weights))
 
 
 def from_neighbors(near: Neighbors, knn_temperature: float) -> Candidates:
@@ -65,17 +67,17 @@ def from_neighbors(near: Neighbors, knn_temperature: float) -> Candidates:
     places = np.empty(near.tokens.shape, np.int32)
     counts = np.empty(len(places), np.int32)
     _place_kernel(near.tokens, places, counts)
-    made: Candidates = _room(counts, _EXPERTS, 1 + _EXPERTS)
+    made = _room(counts, _EXPERTS, 1 + _EXPERTS)
     _neighbor_kernel(near.distances, near.tokens, weights, places, 1.0 / knn_temperature, made)
-    return made
+    return Candidates(*made)
 
 
 def from_infinigram(infinigram: InfiniGram, contexts: Contexts) -> Candidates:
     """Propose what follows the longest suffix of each context in the store's text; measures: its length, log count."""
     found = infinigram.look_up(contexts.tokens, contexts.begins, contexts.ends)
-    made: Candidates = _room(np.minimum(found.end - found.begin, MOST_FOLLOWING), 1, 2)
-    _following_kernel(infinigram.following, found, made)
-    return made
+    made = _room(np.minimum(found.end - found.begin, MOST_FOLLOWING), 1, 2)
+    _following_kernel(infinigram.following, tuple(found), made)
+    return Candidates(*made)
 
 
 def from_text(contexts: Contexts) -> Candidates:
@@ -86,9 +88,9 @@ def from_text(contexts: Contexts) -> Candidates:
     text = np.ascontiguousarray(contexts.tokens)
     matches = np.zeros(len(contexts), np.int64)
     _match_kernel(text, contexts.begins, contexts.ends, matches)
-    made: Candidates = _room(matches, 1, 2)
+    made = _room(matches, 1, 2)
     _text_kernel(text, contexts.begins, contexts.ends, matches, made)
-    return made
+    return Candidates(*made)
 
 
 @numba.njit(cache=True)
@@ -100,7 +102,7 @@ def _room(most, experts, measures):  # type: ignore[no-untyped-def]
     for i in range(rows):
         begins[i] = end
         end += most[i]
-    return Candidates(
+    return (
         np.empty(end, np.int32),
         np.empty((end, experts), np.float32),
         begins,
@@ -114,17 +116,18 @@ def _room(most, experts, measures):  # type: ignore[no-untyped-def]
 @numba.njit(cache=True)
 def _finish(i, count, totals, main, made):  # type: ignore[no-untyped-def]
     """Turn the masses of a row into probabilities, and find its favourite and the largest of each expert."""
+    tokens, p, begins, counts, favourites, largest, _ = made
     best = np.float32(-1)
     for e in range(len(totals)):
         totals[e] = 1 / max(totals[e], 1e-30)
-    for j in range(made.begins[i], made.begins[i] + count):
+    for j in range(begins[i], begins[i] + count):
         for e in range(len(totals)):
-            made.p[j, e] *= totals[e]
-            made.largest[i, e] = max(made.largest[i, e], made.p[j, e])
-        if made.p[j, main] > best:
-            best = made.p[j, main]
-            made.favourites[i] = made.tokens[j]
-    made.counts[i] = count
+            p[j, e] *= totals[e]
+            largest[i, e] = max(largest[i, e], p[j, e])
+        if p[j, main] > best:
+            best = p[j, main]
+            favourites[i] = tokens[j]
+    counts[i] = count
 
 
 @numba.njit(cache=True, parallel=True, nogil=True)
@@ -159,9 +162,10 @@ def _neighbor_rows(first, distances, near, weights, places, scale, made):  # typ
     weighted = weights.shape[0] == rows and weights.shape[1] == k
     masses = np.empty(k, np.float32)
     totals = np.empty(_EXPERTS, np.float64)
+    all_tokens, all_p, begins, _, _, _, measures = made
     for i in range(first, min(first + _ROWS, rows)):
-        tokens = made.tokens[made.begins[i] :]
-        p = made.p[made.begins[i] :]
+        tokens = all_tokens[begins[i] :]
+        p = all_p[begins[i] :]
         nearest = _masses(distances[i], near[i], scale / FACTORS[0], masses)
         count = 0
         for j in range(k):
@@ -179,8 +183,8 @@ def _neighbor_rows(first, distances, near, weights, places, scale, made):  # typ
                 mass = mass * mass if mass > _LEAST else np.float32(0)  # the next temperature is half of this one
         _add_up(p[:count], totals)
         if count:
-            made.measures[i, 0] = np.log(nearest * scale + 1e-6)
-            made.measures[i, 1:] = np.log(totals)
+            measures[i, 0] = np.log(nearest * scale + 1e-6)
+            measures[i, 1:] = np.log(totals)
         _finish(i, count, totals, MAIN, made)
 
 
@@ -212,7 +216,7 @@ def _masses(distances, near, scale, masses):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, parallel=True, nogil=True)
 def _following_kernel(following, found, made):  # type: ignore[no-untyped-def]
-    for chunk in numba.prange((len(made.counts) + _ROWS - 1) // _ROWS):
+    for chunk in numba.prange((len(found[0]) + _ROWS - 1) // _ROWS):
         _following_rows(chunk * _ROWS, following, found, made)
 
 
@@ -221,14 +225,16 @@ def _following_rows(first, following, found, made):  # type: ignore[no-untyped-d
     table = table_for(MOST_FOLLOWING)
     keys = np.empty(MOST_FOLLOWING, np.int64)
     totals = np.empty(1, np.float64)
-    begin = made.begins[first]
-    for i in range(first, min(first + _ROWS, len(made.counts))):
-        made.begins[i] = begin  # right after the row before
-        tokens = made.tokens[begin:]
-        p = made.p[begin:]
-        occurrences = found.end[i] - found.begin[i]
+    lengths, firsts, ends = found
+    all_tokens, all_p, begins, _, _, _, measures = made
+    begin = begins[first]
+    for i in range(first, min(first + _ROWS, len(lengths))):
+        begins[i] = begin  # right after the row before
+        tokens = all_tokens[begin:]
+        p = all_p[begin:]
+        occurrences = ends[i] - firsts[i]
         looked = min(occurrences, MOST_FOLLOWING)
-        at = found.begin[i]
+        at = firsts[i]
         part = count = 0
         for _ in range(looked):  # at j * occurrences // looked, without a division
             place = place_of(following[at], table, keys, tokens, count)
@@ -246,8 +252,8 @@ def _following_rows(first, following, found, made):  # type: ignore[no-untyped-d
         totals[0] = looked
         _finish(i, count, totals, 0, made)
         begin += count
-        made.measures[i, 0] = found.length[i]
-        made.measures[i, 1] = np.log(max(occurrences, 1))
+        measures[i, 0] = lengths[i]
+        measures[i, 1] = np.log(max(occurrences, 1))
 
 
 @numba.njit(cache=True, parallel=True, nogil=True)
@@ -268,25 +274,26 @@ def _count(tokens, token):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, parallel=True, nogil=True)
-def _text_kernel(text, begins, ends, matches, made):  # type: ignore[no-untyped-def]
+def _text_kernel(text, firsts, ends, matches, made):  # type: ignore[no-untyped-def]
     for chunk in numba.prange((len(ends) + _ROWS - 1) // _ROWS):
-        _text_rows(chunk * _ROWS, text, begins, ends, matches, made)
+        _text_rows(chunk * _ROWS, text, firsts, ends, matches, made)
 
 
 @numba.njit(cache=True)
-def _text_rows(first, text, begins, ends, matches, made):  # type: ignore[no-untyped-def]
+def _text_rows(first, text, firsts, ends, matches, made):  # type: ignore[no-untyped-def]
     rows = slice(first, min(first + _ROWS, len(ends)))
     most = matches[rows].max()
     table = table_for(most)
     keys = np.empty(most, np.int64)
     totals = np.empty(1, np.float64)
-    begin = made.begins[first]
+    all_tokens, all_p, begins, _, _, _, measures = made
+    begin = begins[first]
     for i in range(rows.start, rows.stop):
-        made.begins[i] = begin  # right after the row before
-        tokens = made.tokens[begin:]
-        p = made.p[begin:]
+        begins[i] = begin  # right after the row before
+        tokens = all_tokens[begin:]
+        p = all_p[begin:]
         last = ends[i] - 1
-        least = max(begins[i], last - READ_BACK)
+        least = max(firsts[i], last - READ_BACK)
         count = longest = 0
         totals[0] = 0
         j = last
@@ -308,31 +315,32 @@ def _text_rows(first, text, begins, ends, matches, made):  # type: ignore[no-unt
             table[keys[place]] = -1
         _finish(i, count, totals, 0, made)
         begin += count
-        made.measures[i, 0] = longest
-        made.measures[i, 1] = np.log(max(matches[i], 1))
+        measures[i, 0] = longest
+        measures[i, 1] = np.log(max(matches[i], 1))
 
 
 @numba.njit(cache=True, parallel=True, nogil=True)
 def _p_kernel(made, wanted, out):  # type: ignore[no-untyped-def]
+    tokens, p, begins, counts, _, _, _ = made
     for i in numba.prange(len(wanted)):
-        begin = made.begins[i]
-        place = find(made.tokens[begin : begin + made.counts[i]], wanted[i])
+        place = find(tokens[begins[i] : begins[i] + counts[i]], wanted[i])
         if place >= 0:
-            out[i] = made.p[begin + place]
+            out[i] = p[begins[i] + place]
 
 
 @numba.njit(cache=True, nogil=True)
 def _mass_kernel(made, rows, weights):  # type: ignore[no-untyped-def]
-    size = made.counts.sum()
+    tokens, p, begins, counts, _, _, _ = made
+    size = counts.sum()
     where = np.empty(size, np.int64)
-    tokens = np.empty(size, np.int32)
+    found = np.empty(size, np.int32)
     mass = np.zeros(size, np.float64)
     at = 0
     for i in range(len(rows)):
-        for j in range(made.begins[i], made.begins[i] + made.counts[i]):
+        for j in range(begins[i], begins[i] + counts[i]):
             where[at] = rows[i]
-            tokens[at] = made.tokens[j]
-            for e in range(made.p.shape[1]):
-                mass[at] += weights[rows[i], e] * made.p[j, e]
+            found[at] = tokens[j]
+            for e in range(p.shape[1]):
+                mass[at] += weights[rows[i], e] * p[j, e]
             at += 1
-    return where, tokens, mass
+    return where, found, mass

@@ -109,7 +109,8 @@ def features_of(sources: tuple[str, ...], known: Known, proposals: dict[str, Pro
     for at, name in enumerate(sources):
         if name in proposals:
             places = (at, SOURCES[name].main, begin, agreement)
-            _source_kernel(*proposals[name], known.top, favourites, places, features)
+            rows, candidates = proposals[name]
+            _source_kernel(rows, tuple(candidates), known.top, favourites, places, features)
         begin += SOURCES[name].width
         agreement += len(sources) - 1
     return features
@@ -125,23 +126,24 @@ def _soft(p):  # type: ignore[no-untyped-def]
 def _source_kernel(rows, made, top, favourites, places, features):  # type: ignore[no-untyped-def]
     """Describe what a source proposes, and what it gives to the LM's likeliest token and to others' favourites."""
     own, main, begin, agreement = places
-    experts = made.p.shape[1]
+    all_tokens, all_p, begins, counts, _, largest, measures = made
+    experts = all_p.shape[1]
     for i in numba.prange(len(rows)):
         row = rows[i]
-        if made.counts[i] == 0:
+        if counts[i] == 0:
             continue
-        first = made.begins[i]
-        tokens = made.tokens[first : first + made.counts[i]]
+        first = begins[i]
+        tokens = all_tokens[first : first + counts[i]]
         features[row, begin] = 1
-        features[row, begin + 1] = np.log1p(np.float32(made.counts[i]))
+        features[row, begin + 1] = np.log1p(np.float32(counts[i]))
         column = begin + 2
-        for m in range(made.measures.shape[1]):
-            features[row, column + m] = made.measures[i, m]
-        column += made.measures.shape[1]
+        for m in range(measures.shape[1]):
+            features[row, column + m] = measures[i, m]
+        column += measures.shape[1]
         agreed = find(tokens, top[row])
         for e in range(experts):
-            features[row, column + e] = _soft(made.largest[i, e])
-            p = made.p[first + agreed, e] if agreed >= 0 else np.float32(0)
+            features[row, column + e] = _soft(largest[i, e])
+            p = all_p[first + agreed, e] if agreed >= 0 else np.float32(0)
             features[row, column + experts + e] = _soft(p)
         pair = agreement
         for other in range(favourites.shape[1]):
@@ -149,7 +151,7 @@ def _source_kernel(rows, made, top, favourites, places, features):  # type: igno
                 continue
             if favourites[row, other] >= 0:
                 place = find(tokens, favourites[row, other])
-                p = made.p[first + place, main] if place >= 0 else np.float32(0)
+                p = all_p[first + place, main] if place >= 0 else np.float32(0)
                 features[row, pair] = _soft(p)
             pair += 1
 

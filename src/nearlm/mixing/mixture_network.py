@@ -71,7 +71,7 @@ class Weigher(NamedTuple):
     def log_weights(self, features: Floats, there: Any) -> Doubles:
         """Return the log weights of experts, [n, experts]; -inf for those that are not there, [n, experts] of bool."""
         out = np.empty(there.shape)
-        _network_kernel(np.ascontiguousarray(features, np.float32), there, self, out)
+        _network_kernel(np.ascontiguousarray(features, np.float32), there, tuple(self), out)
         return out
 
 
@@ -83,19 +83,20 @@ def mixture_loss(log_weights: Tensor, log_p: Tensor) -> Tensor:
 @numba.njit(cache=True, parallel=True, nogil=True)
 def _network_kernel(features, there, network, out):  # type: ignore[no-untyped-def]
     rows, width = features.shape
+    mean, scale, first_weights, first_bias, second_weights, second_bias, last_weights, last_bias = network
     for chunk in numba.prange((rows + _ROWS - 1) // _ROWS):
         scaled = np.empty(width, np.float32)
-        first = np.empty(len(network.first_bias), np.float32)
-        second = np.empty(len(network.second_bias), np.float32)
-        scores = np.empty(len(network.last_bias), np.float32)
+        first = np.empty(len(first_bias), np.float32)
+        second = np.empty(len(second_bias), np.float32)
+        scores = np.empty(len(last_bias), np.float32)
         for i in range(chunk * _ROWS, min(chunk * _ROWS + _ROWS, rows)):
             for j in range(width):
-                scaled[j] = min(max((features[i, j] - network.mean[j]) * network.scale[j], -_CLIP), _CLIP)
-            _layer(scaled, network.first, network.first_bias, first)
+                scaled[j] = min(max((features[i, j] - mean[j]) * scale[j], -_CLIP), _CLIP)
+            _layer(scaled, first_weights, first_bias, first)
             _relu(first)
-            _layer(first, network.second, network.second_bias, second)
+            _layer(first, second_weights, second_bias, second)
             _relu(second)
-            _layer(second, network.last, network.last_bias, scores)
+            _layer(second, last_weights, last_bias, scores)
             _log_softmax(scores, there[i], out[i])
 
 
