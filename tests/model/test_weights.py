@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from nearlm.base import files
 from nearlm.model import ModelSpec, weights
 from nearlm.model.lm import LM
 from nearlm.model.weights import describe_origin, hash_weights
@@ -121,6 +122,9 @@ def test_a_damaged_note_is_no_hash(hashed, folder, tmp_path):
     (note,) = tmp_path.glob("cache/weights/*.json")
     note.write_bytes(note.read_bytes()[:40])
     assert LM.load(str(folder)).weights_hash() == first and len(hashed) == 2
+    for number, odd in enumerate(({}, {"sha256": [first]}, {"sha256": None}), 3):
+        files.write_stamped(note, odd)
+        assert LM.load(str(folder)).weights_hash() == first and len(hashed) == number
 
 
 def test_what_is_not_on_this_machine_has_no_files(folder):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nearlm.base import Json, StoreError, cache_dir, cache_lock, canonical_hash, files
+from nearlm.base import Json, StoreError, cache_dir, cache_lock, canonical_hash, files, from_json
 from nearlm.model.pretrained import place_of
 from nearlm.model.spec import ModelSpec
 
@@ -74,8 +74,8 @@ def _hash_once(origin: Json, model: nn.Module) -> str:
     dtypes = sorted({str(weight.dtype) for weight in model.parameters()})
     path = cache_dir() / "weights" / f"{canonical_hash({**origin, 'dtypes': dtypes})[:24]}.json"
     try:
-        return str(files.read_stamped(path)["sha256"])
-    except (FileNotFoundError, StoreError, KeyError):  # never made, or damaged
+        return from_json(str, files.read_stamped(path).get("sha256"), path)
+    except (FileNotFoundError, StoreError):  # never made, or damaged
         found = hash_weights(model)
     with cache_lock(path.parent):
         files.write_stamped(path, {"sha256": found})
