@@ -143,7 +143,7 @@ def test_scoring_a_long_text_lets_the_neighbours_of_each_batch_go(knnlm, monkeyp
     monkeypatch.setattr(Memory, "search", search)
     monkeypatch.setattr(Scorer.score, "__defaults__", (128,))
     scores = knnlm.score(make_text(3000, seed=2))
-    assert len(alive) > 20 and max(alive) <= 3, "arrays of the batch before, at most"
+    assert len(alive) > 10 and max(alive) <= 3, "arrays of the search before, at most"
     assert not any(reference() for reference in found) and len(scores.logp) > 3000
 
 

@@ -139,3 +139,19 @@ def test_explaining_shows_no_neighbours_for_tokens_that_did_not_ask(double_lm, s
 def test_options_that_do_not_go_together_are_refused(double_lm, store, options, message):
     with pytest.raises(OptionError, match=message):
         load_knnlm(store, double_lm, **options)
+
+
+def test_several_batches_are_searched_at_once_with_the_same_result(double_lm, store, monkeypatch):
+    knnlm = load_knnlm(store, double_lm)
+    ids = np.asarray([0, *double_lm.tokenizer(make_text(200, seed=4))["input_ids"]], np.int32)
+    bounds = np.array([0, len(ids)])
+    windows = plan_windows(bounds, WINDOW, WINDOW)
+    monkeypatch.setattr(scoring, "_SECONDS", 1000)
+    found = {}
+    for together in (1, 4):
+        monkeypatch.setattr(scoring, "_TOGETHER", together)
+        batches = list(Scorer(double_lm, knnlm.memory).score(ids, bounds, windows, WINDOW))
+        assert len(batches) == -(-len(windows) // together)
+        order = np.argsort(np.concatenate([batch.positions for batch in batches]))
+        found[together] = np.concatenate([batch.scores.logp for batch in batches])[order]
+    np.testing.assert_array_equal(found[1], found[4])

@@ -1,7 +1,7 @@
 """Scoring tokens with LM and memory, batch by batch, and where the time goes."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,6 +15,9 @@ from nearlm.mixing import Contexts, Known, Memory, Prediction, perplexity
 from nearlm.model.lm import LM
 from nearlm.search import Neighbors
 from nearlm.text import SCORE_BATCH_TOKENS, Batch, Windows, fill_batch, plan_batches
+
+_TOGETHER = 4  # batches of a fast LM that are searched for at once
+_SECONDS = 0.5  # that a batch may take: the next of a slower LM are not waited for
 
 
 @dataclass
@@ -82,6 +85,31 @@ class Predicted(NamedTuple):
     queries: Floats
     statistics: LMStatistics | None
 
+    @classmethod
+    def join(cls, parts: "Sequence[Predicted]") -> "Predicted":
+        """Put several together."""
+        log_lm, queries, statistics = zip(*parts, strict=True)
+        known = None
+        if statistics[0] is not None:
+            known = LMStatistics(*(np.concatenate(column) for column in zip(*statistics, strict=True)))
+        return cls(np.concatenate(log_lm), np.concatenate(queries), known)
+
+
+class _Read(NamedTuple):
+    """What the LM has read: which windows, their targets, and what it says of these."""
+
+    rows: Ints
+    targets: Int32s
+    predicted: Predicted
+
+    @classmethod
+    def join(cls, parts: "list[_Read]") -> "_Read":
+        """Put several together."""
+        if len(parts) == 1:
+            return parts[0]
+        rows, targets, predicted = zip(*parts, strict=True)
+        return cls(np.concatenate(rows), np.concatenate(targets), Predicted.join(predicted))
+
 
 class _Remembered(NamedTuple):
     """What the memory made of a batch, and the time that it took."""
@@ -103,22 +131,34 @@ class Scorer:
     def score(
         self, tokens: Int32s, bounds: Ints, windows: Windows, batch_tokens: int = SCORE_BATCH_TOKENS
     ) -> Iterator[ScoredBatch]:
-        """Score windows batch by batch."""
+        """Score windows, some batches of a fast LM at a time: every list that they probe is then read once for all."""
         with ThreadPoolExecutor(1) as pool:
             pending: Future[_Remembered] | None = None
-            for rows in plan_batches(windows, batch_tokens):
-                here = windows[rows]
-                batch = fill_batch(tokens, here)
+            for read in self._read(tokens, windows, batch_tokens):
+                here = windows[read.rows]
                 contexts = self._contexts(tokens, bounds, here)
-                predicted = self._predict(batch)
                 if not self._overlaps:
-                    yield self._timed(self._remember(here, batch, contexts, predicted))
+                    yield self._timed(self._remember(here, read, contexts))
                     continue
                 if pending is not None:
                     yield self._timed(pending.result())
-                pending = pool.submit(self._remember, here, batch, contexts, predicted)
+                pending = pool.submit(self._remember, here, read, contexts)
             if pending is not None:
                 yield self._timed(pending.result())
+
+    def _read(self, tokens: Int32s, windows: Windows, batch_tokens: int) -> Iterator[_Read]:
+        """Run the LM over windows; what it says of several batches is returned together if that does not take long."""
+        parts: list[_Read] = []
+        started = time.perf_counter()
+        for rows in plan_batches(windows, batch_tokens):
+            batch = fill_batch(tokens, windows[rows])
+            parts.append(_Read(rows, batch.targets, self._predict(batch)))
+            if len(parts) == _TOGETHER or time.perf_counter() - started > _SECONDS:
+                yield _Read.join(parts)
+                parts = []
+                started = time.perf_counter()
+        if parts:
+            yield _Read.join(parts)
 
     @property
     def _overlaps(self) -> bool:
@@ -148,24 +188,24 @@ class Scorer:
         self.timer.lm += time.perf_counter() - started
         return predicted
 
-    def _remember(self, windows: Windows, batch: Batch, contexts: Contexts | None, predicted: Predicted) -> _Remembered:
+    def _remember(self, windows: Windows, read: _Read, contexts: Contexts | None) -> _Remembered:
         """Ask the memory, and mix what it says with what the LM said."""
         spent = Timer()
+        targets = read.targets
+        predicted = read.predicted
         log_lm = predicted.log_lm
         count = len(log_lm)
         if self.memory is None:
             nothing = np.zeros(count)
-            scores = TokenScores(
-                batch.targets, log_lm, np.full(count, -np.inf), log_lm, nothing, np.zeros(count, np.bool_)
-            )
+            scores = TokenScores(targets, log_lm, np.full(count, -np.inf), log_lm, nothing, np.zeros(count, np.bool_))
             return _Remembered(ScoredBatch(windows.target_positions, scores, None), spent)
         known = Known.of(predicted.statistics, contexts, count)
         prediction = self.memory.predict(predicted.queries, known)
         started = time.perf_counter()
-        log_knn, logp = prediction.score(log_lm, batch.targets)
+        log_knn, logp = prediction.score(log_lm, targets)
         spent.gate, spent.search, mixing = prediction.spent
         spent.mixing = mixing + time.perf_counter() - started
-        scores = TokenScores(batch.targets, log_lm, log_knn, logp, prediction.lam, prediction.retrieved)
+        scores = TokenScores(targets, log_lm, log_knn, logp, prediction.lam, prediction.retrieved)
         return _Remembered(ScoredBatch(windows.target_positions, scores, prediction), spent)
 
 
