@@ -130,7 +130,7 @@ def test_every_feature_is_in_one_group_and_each_group_holds_what_it_says():
     expected = {
         "lm": [np.stack([known.conf, np.log(known.conf), known.ent], 1)],
         "measures": [np.ones((5, 1)), counted[0], near.measures, there, counted[1], text.measures],
-        "largest": [logit(near.favourites(2)[1]), there * logit(text.favourites(0)[1])],
+        "largest": [logit(near.largest), there * logit(text.largest)],
         "top": [logit(near.p_of(known.top)), there * logit(text.p_of(known.top))],
         "agreement": [features[:, -2:]],
     }

@@ -10,7 +10,6 @@ import measured
 from nearlm.paper import report
 from nearlm.paper.report import figures
 from nearlm.paper.report.page import FIGURES
-from nearlm.paper.results import FeatureRow, PartSpeed
 
 DRAWINGS = [(part, name) for part, drawn in FIGURES.items() for name in drawn]
 
@@ -25,14 +24,7 @@ def fewest(part):
         "choice": replace(choice, points=[replace(choice.points[0], pareto=True, chosen=True)]),
         "within": replace(measured.within(), points=measured.within().points[:1]),
         "mixture": replace(measured.mixture_ablation(), features=measured.mixture_ablation().features[:1]),
-        "adaptive": replace(
-            ablation,
-            shares=[0.0],
-            curves={name: values[:1] for name, values in ablation.curves.items()},
-            features=[FeatureRow(["keys"], [9.0], 1)],
-            objectives={},
-            speed=PartSpeed({}, [300.0]),
-        ),
+        "adaptive": replace(ablation, features=ablation.features[:1], objectives={}),
         "pruning": {"merge": measured.keep_sweep("merge", ())},
         "pca": measured.dim_sweep(()),
         "k": measured.k_sweep(()),
