@@ -74,7 +74,7 @@ def search_by_parts(retriever: Retriever, queries: Any, targets: Any, k: int, np
     clock.tick("limits")
     kept = visit(weights, limits, lists, visits, scan._room(visits))
     clock.tick("scan")
-    select(kept, visits, lists.offsets, lists.ids, False, distances, ids)
+    select(kept, limits, visits, lists.offsets, lists.ids, False, distances, ids)
     clock.tick("selection")
     numba.set_num_threads(usual)
     near = retriever.neighbors(distances, ids)

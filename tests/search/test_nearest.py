@@ -19,7 +19,7 @@ def select_from(values, cut, k, ordered):
     ids_in_lists = np.arange(len(values))[::-1].copy()
     distances = np.full((1, k), np.inf, np.float32)
     ids = np.full((1, k), -1)
-    missed = select(kept, visits, offsets, ids_in_lists, ordered, distances, ids)
+    missed = select(kept, np.full(1, np.inf, np.float32), visits, offsets, ids_in_lists, ordered, distances, ids)
     by_id = np.empty_like(values)
     by_id[ids_in_lists] = np.concatenate((values[cut:], values[:cut]))
     return distances[0], ids[0], by_id, missed[0]
@@ -57,8 +57,12 @@ def test_a_query_with_too_few_within_its_limit_is_named():
     visits = Visits.plan(np.array([[0], [1]]), offsets)
     distances = np.full((2, 5), np.inf, np.float32)
     ids = np.full((2, 5), -1)
-    assert select(kept, visits, offsets, np.arange(30), True, distances, ids).tolist() == [True, False]
+    limits = np.full(2, 2, np.float32)
+    assert select(kept, limits, visits, offsets, np.arange(30), True, distances, ids).tolist() == [True, False]
     assert (ids[0] == -1).all() and (ids[1] >= 10).all()
+    limits[:] = np.inf  # what is no number is never kept, so that there are no more
+    assert not select(kept, limits, visits, offsets, np.arange(30), True, distances, ids).any()
+    assert ids[0].tolist() == [0, 1, 2, 3, -1]
 
 
 @given(st.integers(100, 20_000), st.integers(1, 1500), st.integers(0, 99))

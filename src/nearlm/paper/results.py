@@ -11,6 +11,7 @@ from nearlm.base import Json, OptionError, StoreError, files, from_json, line_up
 from nearlm.knnlm import Explanation
 from nearlm.optimizer import OVERHEAD, Choice, Setup
 from nearlm.paper.mixture_ablation import MixtureAblation
+from nearlm.paper.settings import PaperRow
 
 NLM = "NLM"
 VANILLA = "kNN-LM"
@@ -248,15 +249,6 @@ class Continuation:
                 before = " ".join(near.text.split())[-50:]
                 lines.append(f"      …{before} → {near.target!r}  ({near.document})")
         return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class PaperRow:
-    """What the paper found for a row of its main table."""
-
-    name: str
-    perplexity: float
-    tokens_per_second: float
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nearlm.base import Json, OptionError, from_json
-from nearlm.paper.results import PaperRow
 from nearlm.text import TextSource
 
 TRAINED = "trained-here"  # a small LM that is trained from scratch on the setting's own training text
 _FEWEST = 2000  # tokens of a store
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """What the paper found for a row of its main table."""
+
+    name: str
+    perplexity: float
+    tokens_per_second: float
 
 
 @dataclass(frozen=True)

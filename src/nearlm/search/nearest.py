@@ -47,15 +47,22 @@ def guess_limits(sample: Floats, sampled: Visits, visits: Visits, k: int) -> Flo
 
 
 def select(
-    kept: Kept, visits: Visits, offsets: Ints, record_ids: Ints, ordered: bool, distances: Floats, ids: Ints
+    kept: Kept,
+    limits: Floats,
+    visits: Visits,
+    offsets: Ints,
+    record_ids: Ints,
+    ordered: bool,
+    distances: Floats,
+    ids: Ints,
 ) -> npt.NDArray[np.bool_]:
-    """Write distances and ids of the k nearest candidates of each query; say which have less than k, but could.
+    """Write distances and ids of the k nearest candidates of each query; say for which the limit was too low.
 
     Of equally near ones those come first that are met first.
     """
     missed = np.zeros(len(ids), np.bool_)
     places = visits.probed, visits.begins, offsets, record_ids
-    _select_kernel(*kept, *places, ordered, distances, ids, missed)
+    _select_kernel(*kept, limits, *places, ordered, distances, ids, missed)
     return missed
 
 
@@ -70,14 +77,14 @@ def _guess_kernel(sample, places, begins, k, limits):  # type: ignore[no-untyped
 
 
 @numba.njit(cache=True, parallel=True, nogil=True)
-def _select_kernel(near, rows, counts, probed, begins, offsets, record_ids, ordered, distances, ids, missed):  # type: ignore[no-untyped-def]
+def _select_kernel(near, rows, counts, limits, probed, begins, offsets, record_ids, ordered, distances, ids, missed):  # type: ignore[no-untyped-def]
     k = ids.shape[1]
     nprobe = probed.shape[1]
     for i in numba.prange(len(ids)):
         kept = 0
         for probe in range(nprobe):
             kept += counts[i * nprobe + probe]
-        if kept < min(k, begins[i, -1] - begins[i, 0]):
+        if limits[i] < np.inf and kept < min(k, begins[i, -1] - begins[i, 0]):
             missed[i] = True
             continue
         values = np.empty(kept, np.float32)

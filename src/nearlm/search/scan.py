@@ -150,7 +150,7 @@ class ListScan:
             sample = visit(weights, limits, lists, sampled, self._room(sampled))
             limits = guess_limits(sample.distances, sampled, visits, distances.shape[1])
         kept = visit(weights, limits, lists, visits, self._room(visits))
-        missed = select(kept, visits, lists.offsets, lists.ids, ordered, distances, ids)
+        missed = select(kept, limits, visits, lists.offsets, lists.ids, ordered, distances, ids)
         if guess and missed.any():
             near = distances[missed]
             found = ids[missed]
