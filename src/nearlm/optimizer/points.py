@@ -39,6 +39,11 @@ class Setup:
         return cls(len(store), store.dim, store.bytes, retriever.bytes + tables, kind, search.over(retriever.settings))
 
     @property
+    def tuned(self) -> bool:
+        """Whether λ, T and k are known."""
+        return {"lam", "knn_temperature", "k"} <= self.search.values.keys()
+
+    @property
     def sizes(self) -> tuple[str, str, str]:
         """How many records it has, and what these and all else take of a disk, for people."""
         return f"{self.records:,}", size(self.store_bytes), size(self.index_bytes)
