@@ -31,7 +31,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 AT_ONCE = 200  # cases of one process
-SECONDS = 20  # before a case hangs
+SECONDS = 20  # of a processor, or six times that of a clock, before a case hangs
 HOSTILE = 0.8  # of the cases have checksums that are right
 BESIDE = ("model", "valid.txt")  # what a build that is finished needs
 
@@ -71,7 +71,7 @@ def fuzz(folder: Path, seconds: float, seed: int, only: str) -> list[dict[str, s
         rows = [json.loads(line) for line in log.read_text().splitlines()]
         begun = json.loads((folder / "case.json").read_text())
         if code:
-            rows.append({**begun, "outcome": "hang" if code == -signal.SIGALRM else "crash"})
+            rows.append({**begun, "outcome": "hang" if code in (-signal.SIGALRM, -signal.SIGPROF) else "crash"})
         for row in rows:
             if row["outcome"] not in ("read", "refused"):
                 print(row, file=sys.stderr, flush=True)
@@ -141,7 +141,8 @@ def attempt(folder: Path, store: Path, name: str, choice: random.Random) -> dict
     for beside in ("store", *BESIDE):
         if not (work / beside).exists():
             (work / beside).symlink_to(folder / beside)
-    signal.alarm(SECONDS)
+    signal.alarm(6 * SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         said = readers.attempt(work / store.name, name, choice, hostile=choice.random() < HOSTILE)
     except BaseException as error:
@@ -149,6 +150,7 @@ def attempt(folder: Path, store: Path, name: str, choice: random.Random) -> dict
         return {"outcome": "unexpected", "said": f"{error!r}"[:300], "where": " ".join(where[-4:])}
     finally:
         signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     return {"outcome": "read" if said == "read" else "refused"}
 
 

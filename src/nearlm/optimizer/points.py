@@ -44,6 +44,11 @@ class Setup:
         return cls(0, 0, 0, tables, "∞-gram", SearchSettings(mixture=mixture))
 
     @property
+    def tuned(self) -> bool:
+        """Whether λ, T and k are known."""
+        return {"lam", "knn_temperature", "k"} <= self.search.values.keys()
+
+    @property
     def sizes(self) -> tuple[str, str, str]:
         """How many records it has, and what these and all else take of a disk, for people."""
         return f"{self.records:,}", size(self.store_bytes), size(self.index_bytes)

@@ -54,7 +54,7 @@ class Trials(Bench):
     def measure_once(self, name: str, measure: Callable[[], list[Point]]) -> list[Point]:
         """Return points that were measured before, or measure and note them."""
         points = self.job.once(name, list[Point], measure)
-        tuned = all({"lam", "knn_temperature", "k"} <= one.setup.search.values.keys() for one in points)
+        tuned = all(one.setup.tuned for one in points)
         check_that(points and tuned, self.job.folder / f"{name}.json", "tuned points")
         for one in points:
             self.reporter.say(f"  {one.label}: perplexity {one.perplexity:.3f}, {one.microseconds:.0f} µs per token")

@@ -24,7 +24,6 @@ MASK = "learned mask, constant λ"
 LEARNED = "learned mask, learned λ"
 OVER = ("dim", "keep", "neighbors", "k", "nprobe")  # what is swept over
 _SHOWN = 6  # tokens of a continuation
-_HALF = 10  # the number of the share 50 %
 
 
 def _check(sound: bool, found: str) -> None:
@@ -127,8 +126,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         _check(self.over in OVER, f"a sweep over {self.over!r}")
-        tuned = {"k", "knn_temperature", "lam"}
-        _check(all(tuned <= point.setup.search.values.keys() for point in self.points), "points that were not tuned")
+        _check(all(point.setup.tuned for point in self.points), "points that were not tuned")
 
     def table(self) -> str:
         """Return the points, for people; those that no other beats in both speed and perplexity have a star."""
@@ -201,7 +199,7 @@ class Ablation:
 
     def __post_init__(self) -> None:
         rows = [*self.all_curves.values(), *(row.perplexity for row in self.features), self.speed.tokens_per_second]
-        _check({len(row) for row in rows} == {len(self.shares)} and len(self.shares) > _HALF, "curves that were cut")
+        _check({len(row) for row in rows} == {len(self.shares)} != {0}, "curves that were cut")
         _check({RANDOM, LEARNED} <= self.curves.keys(), "no curves of a gate")
 
     @property
@@ -214,7 +212,8 @@ class Ablation:
         rows = [["share skipped", *(f"{share:.0%}" for share in self.shares[::2])]]
         rows += [[name, *(f"{value:.3f}" for value in values[::2])] for name, values in self.all_curves.items()]
         rows.append(["tokens/s, from its parts", *(f"{value:.0f}" for value in self.speed.tokens_per_second[::2])])
-        halves = [[f"  {'+'.join(row.features)}", f"at 50 %: {row.perplexity[_HALF]:.3f}"] for row in self.features]
+        half = len(self.shares) // 2
+        halves = [[f"  {'+'.join(row.features)}", f"at 50 %: {row.perplexity[half]:.3f}"] for row in self.features]
         lines = [
             f"{self.tokens:,} tokens; perplexity of the LM {self.nlm_perplexity:.3f}, with λ={self.lam:g} "
             f"{self.vanilla_perplexity:.3f}, with the test's own best λ={self.best_lam:g} "
