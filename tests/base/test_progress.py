@@ -64,7 +64,9 @@ def test_an_error_inside_a_bar_comes_out(clock):
         raise KeyError("x")
 
 
-def test_a_job_goes_on_when_nobody_listens():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_job_goes_on_when_nobody_listens(monkeypatch, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     script = (
         "from nearlm.base.progress import Reporter\n"
         "reporter = Reporter()\n"
@@ -105,3 +107,13 @@ def test_commands_to_a_terminal_are_written_out(capsys):
     assert printable(said) == "a\\x1b]0;title\\x07 b\\x0d\\x9b2J\\x7f, c\td\ne – 東京"
     Reporter().say("\x1b[31mred")
     assert "\\x1b[31mred" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_job_goes_on_when_what_it_says_cannot_be_written(monkeypatch, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    script = "from nearlm.base.progress import Reporter\nfor _ in range(3): Reporter().say('something')\nprint('done')"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", script], stderr=full, stdout=subprocess.PIPE, timeout=60)
+    assert (done.stdout, done.returncode) == (b"done\n", 0)

@@ -271,7 +271,9 @@ def test_a_lone_hyphen_is_stdin_and_debug_is_no_option_of_a_command(typed, expec
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there is no /dev/full")
-def test_an_error_that_cannot_be_said_keeps_its_exit_code():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_error_that_cannot_be_said_keeps_its_exit_code(monkeypatch, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     with open("/dev/full", "w") as full:
         ran = subprocess.run([sys.executable, "-m", "nearlm", "info", "no-such-store"], stderr=full, check=False)
     assert ran.returncode == 2

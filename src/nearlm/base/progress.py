@@ -1,8 +1,11 @@
 """What a long job tells its user: lines and bars on standard error, or nothing at all."""
 
 import contextlib
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -12,12 +15,21 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) i
 _LINE_SECONDS = 15.0
 
 
+def silence(stream: TextIO) -> None:
+    """Let what a stream still holds go nowhere: Python, which writes it at its end, would fail as well."""
+    with contextlib.suppress(OSError):  # it is no file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
 class _Console(Console):
     """Standard error; a job continues after the reading end of a pipe is closed."""
 
     def on_broken_pipe(self) -> None:
         """Say no more."""
         self.quiet = True
+        silence(sys.stderr)
 
 
 class Reporter:
@@ -29,8 +41,12 @@ class Reporter:
 
     def say(self, line: str) -> None:
         """Print one line."""
-        if not self.quiet:
+        if self.quiet:
+            return
+        try:
             self._console.print(printable(line), markup=False, soft_wrap=True)
+        except OSError:  # a full disk
+            self._console.on_broken_pipe()
 
     @contextlib.contextmanager
     def bar(self, label: str, total: int | None, unit: str, done: int = 0) -> Iterator[Advance]:

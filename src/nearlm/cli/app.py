@@ -293,8 +293,12 @@ def _flush() -> None:
 
 def _leave(code: int) -> NoReturn:
     """Exit, without a word about output that nobody reads any more."""
-    try:
-        _flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            from nearlm.base.progress import silence
+
+            silence(stream)
     sys.exit(code)
