@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from refusals import is_refusal
@@ -21,7 +22,7 @@ def subprocess_run(*arguments: object, **options) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, timeout=100, **options)
 
 
-COMMANDS = "build index tune generate eval optimize gate reduce prune info verify demo reproduce sweep ablate".split()
+COMMANDS = "build index gate generate eval optimize reduce prune info verify tune demo reproduce sweep ablate".split()
 
 
 def test_help_lists_the_commands(nearlm):
@@ -38,6 +39,15 @@ def test_help_lists_the_commands(nearlm):
     ]
     assert "--install-completion" in out and "--debug" in out
     assert nearlm() == (0, out, "")
+
+
+def test_help_shows_the_steps_of_the_readme(nearlm):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    steps = re.findall(r"^nearlm (\w+)", readme.split("## Use")[1].split("```")[1], re.M)
+    out = nearlm("--help")[1]
+    assert re.findall(r"^  nearlm (\w+)", out, re.M) == steps
+    make = out.split("Make a memory")[1].split("╰")[0]
+    assert re.findall(r"^│ (\w+) ", make, re.M) == steps[:3]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -30,13 +30,15 @@ _COMMANDS = {  # what each takes, what it does, and what a new user may ask
         "shrinking:index": (
             "STORE",
             "Make a search index over a store, or bring it up to date.",
-            "With it the nearest records of a context are found fast. Next: `nearlm tune STORE TEXT`.",
+            "With it the nearest records of a context are found fast. Next: `nearlm gate STORE TEXT`.",
         ),
-        "memory:tune": (
+        "learning:gate": (
             "STORE TEXT...",
-            "Choose how much to trust the memory, on a text that is not in it.",
-            "Chosen are λ, the memory's weight in the mixture; the kNN temperature T, by which distances are divided; "
-            "and k, the number of neighbours. They are kept with the index, where `eval` and `generate` find them.",
+            "Learn when to trust the memory, on a text that is not in it.",
+            "It tunes the index unless that is tuned, and trains two small networks. A mixture weighs, for each token, "
+            "the model, the neighbours, the longest suffix of the context that the store's text holds, and the text "
+            "read so far; if it is surely better than one weight for all, `eval` and `generate` use it. A gate says "
+            "which tokens need no retrieval: `nearlm eval STORE TEXT --gate default --skip 0.5`.",
         ),
     },
     "Use it": {
@@ -54,15 +56,11 @@ _COMMANDS = {  # what each takes, what it does, and what a new user may ask
     "Make it smaller and faster": {
         "memory:optimize": (
             "STORE TEXT... --out STORE",
-            "Find the fastest memory within a perplexity budget, ready to use.",
-            "It tries narrower keys, fewer records, faster searches and a gate, measures them on a validation text "
-            "that is not in the store, and makes the fastest as a new store. The commands below do one of these each.",
-        ),
-        "learning:gate": (
-            "STORE TEXT...",
-            "Train a gate, which says which tokens need no retrieval.",
-            "A gate is a small network, trained on a validation text that is not in the store; it also chooses λ for "
-            "each token. It needs a tuned index. Then: `nearlm eval STORE TEXT --gate default --skip 0.5`.",
+            "Find the best memory that hardly slows the model down, ready to use.",
+            "It tries fewer lists, neighbours and records, tokens that skip retrieval, and no search at all, measures "
+            "them on a validation text that is not in the store, and makes the best that takes at most 2 % of the "
+            "model's own time (--overhead) as a new store. With --budget it makes the fastest instead, within so much "
+            "perplexity of the paper's kNN-LM. The commands below do one step each.",
         ),
         "shrinking:reduce": (
             "STORE --dim N --out STORE",
@@ -81,6 +79,13 @@ _COMMANDS = {  # what each takes, what it does, and what a new user may ask
         "stores:verify": ("STORE", "Read every byte of a store and name the first damaged file.", ""),
     },
     "The paper's experiments": {
+        "memory:tune": (
+            "STORE TEXT...",
+            "Choose one weight of the memory for all tokens, on a text that is not in it.",
+            "Chosen are λ, the memory's weight in the mixture; the kNN temperature T, by which distances are divided; "
+            "and k, the number of neighbours. They are kept with the index. `gate` does this too if it was not done, "
+            "and then learns a weight for each token.",
+        ),
         "reproduction:demo": (
             "",
             "From nothing to a fast memory, in minutes: SmolLM2 and licence texts.",
@@ -116,11 +121,11 @@ _RESUMED = "Interrupted at any moment, the same command resumes where it stopped
 _HELP = (
     "Give any Hugging Face causal LM a memory of your text, without training it.\n\n"
     "The memory is a store: a folder of records, each a context of your text and the token that followed it. At every "
-    "token the model retrieves the nearest contexts, and what followed them is mixed into its own prediction: "
-    "p = λ p_kNN + (1 - λ) p_LM. From a folder of text to a model that knows it:\n\n"
+    "token the model retrieves the nearest contexts, and what followed them is mixed into its own prediction, with "
+    "weights that are learned. From a folder of text to a model that knows it:\n\n"
     "  nearlm build docs/ --model smollm2-135m --out mystore\n"
     "  nearlm index mystore\n"
-    "  nearlm tune mystore valid/\n"
+    "  nearlm gate mystore valid/\n"
     '  nearlm generate mystore "To install it,"\n\n'
     "Every command takes --help and --debug, which shows the traceback of an error."
 )
