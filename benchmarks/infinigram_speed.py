@@ -20,7 +20,8 @@ import numpy as np
 
 from build_memory import Watch, rss_anon
 from nearlm.base import ArrayFile, ShardedArray
-from nearlm.mixing.infinigram import InfiniGram, build_infinigram
+from nearlm.mixing.infinigram import InfiniGram
+from nearlm.mixing.infinigram_building import build_infinigram
 from nearlm.store.layout import Layout
 from ngram_speed import corpus
 
@@ -38,6 +39,8 @@ def fake_store(folder: Path, stream: np.ndarray, bounds: np.ndarray) -> SimpleNa
         tokens=ShardedArray([file.open()]),
         document_bounds=bounds,
         checksum=str(len(stream)),
+        state=None,
+        continues=lambda checksum, _: checksum == str(len(stream)),
     )
 
 

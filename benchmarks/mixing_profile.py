@@ -163,9 +163,11 @@ def infinigrams(checkout: Checkout, folder: Path, stream: np.ndarray, bounds: np
         tokens=checkout.module("base").ShardedArray([stream]),
         document_bounds=bounds,
         checksum="made up",
+        state=None,
+        continues=lambda checksum, _: checksum == "made up",
     )
     folder.mkdir()
-    return checkout.module("mixing.infinigram").build_infinigram(store)
+    return checkout.module("mixing").build_infinigram(store)
 
 
 def measured(options: argparse.Namespace, checkouts: list[Checkout], folder: Path) -> Iterator[dict[str, Any]]:

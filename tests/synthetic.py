@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from nearlm.base import ArrayFile, FileInfo, ShardedArray, files, to_json
-from nearlm.store import Datastore, Layout
+from nearlm.store import Datastore, Layout, StoreState
 from nearlm.store.manifest import FORMAT, Manifest, ModelInfo, SegmentInfo, ShardInfo, TokenizerInfo, write_manifest
 
 
@@ -74,14 +74,24 @@ def skewed_store(folder: Path) -> Datastore:
 
 
 def fake_store(folder: Path, documents: list[list[int]], segments: int = 1) -> SimpleNamespace:
-    """Return all of a store that n-grams are made from: a token stream, its documents, and a manifest's checksum."""
+    """Return all of a store that n-grams are made from: a token stream, its documents, and which state that is."""
     stream = np.array([token for document in documents for token in document], np.int32)
     bounds = np.cumsum([0, *map(len, documents)])
-    checksum = files.canonical_hash([stream.tolist(), bounds.tolist()])
     parts = [part for part in np.array_split(stream, segments) if len(part)]
-    layout = Layout(folder)
+    checksum = files.canonical_hash([stream.tolist(), bounds.tolist()])
+
+    def continues(earlier: str, state: StoreState | None) -> bool:
+        begun = stream[: state.tokens].tolist() if state and 0 < state.segments <= len(parts) else None
+        return earlier == checksum or (begun is not None and state.lineage == files.canonical_hash(begun))
+
     return SimpleNamespace(
-        path=folder, layout=layout, tokens=ShardedArray(parts), document_bounds=bounds, checksum=checksum
+        path=folder,
+        layout=Layout(folder),
+        tokens=ShardedArray(parts),
+        document_bounds=bounds,
+        checksum=checksum,
+        state=StoreState(len(parts), len(stream), 0, files.canonical_hash(stream.tolist())),
+        continues=continues,
     )
 
 

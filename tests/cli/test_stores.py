@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from refusals import is_refusal
 
-from nearlm.mixing import build_infinigram
+from nearlm.mixing import InfiniGram, build_infinigram
 from nearlm.store import BuildOptions, builder
 from nearlm.store.datastore import Datastore
 from synthetic import skewed_store
@@ -125,7 +125,7 @@ def test_verify_reads_the_suffix_array(nearlm, tmp_path):
     made = skewed_store(tmp_path / "store")
     build_infinigram(made)
     assert nearlm("verify", made.path)[0] == 0
-    path = made.layout.suffixes.folder / "following.npy"
+    path = next(made.layout.suffixes.folder.glob("data-*/following.npy"))
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     code, _, said = nearlm("verify", made.path)
@@ -189,7 +189,8 @@ def test_a_store_without_keys_is_ready_at_once_and_gets_its_keys_later(nearlm, t
     code, _, err = nearlm(*command, "--keys", "none")
     assert code == 0 and "tokens without keys" in err and "sorted" in err and "needs" not in err
     assert "is complete already: " in nearlm(*command, "--keys", "none")[2]
-    assert nearlm("build", more, "--out", out, "--append", "--model", model_folder, "-q")[0] == 0
+    code, _, err = nearlm("build", more, "--out", out, "--append", "--model", model_folder)
+    assert code == 0 and "sorted" in err
 
     info = json.loads(nearlm("info", out, "--json")[1])
     assert (info["records"], info["bytes_per_record"], info["shards"]) == (0, None, 0) and len(info["texts"]) == 2
@@ -207,11 +208,40 @@ def test_a_store_without_keys_is_ready_at_once_and_gets_its_keys_later(nearlm, t
     assert learned["gate"] is None and learned["mixture"]["sources"] == ["ngram", "text"]
     assert nearlm("eval", out, valid, "--mixture", "default", "-q")[0] == 0
 
-    assert nearlm(*command, "-q") == (0, "", "")
+    code, _, err = nearlm(*command)
+    assert code == 0 and "sorted" not in err and "mixture 'default' was trained before" in err
     opened = Datastore.open(out)
     assert len(opened) == len(opened.tokens) - opened.manifest.documents and opened.manifest.format == 1
-    result = nearlm("eval", out, valid, "--mixture", "default")
-    assert is_refusal(result) and "earlier state" in result[2]
+    code, _, err = nearlm("eval", out, valid, "--mixture", "default")
+    assert code == 0 and f"was trained before {out} got its keys, and is used as it is; train it again" in err
+
+
+def test_an_append_brings_the_memory_up_to_date(nearlm, tmp_path, model_folder, text_folder):
+    out, more, valid = tmp_path / "store", tmp_path / "more.txt", tmp_path / "valid.txt"
+    more.write_text(make_text(60, seed=8))
+    valid.write_text(make_text(80, seed=9))
+    assert nearlm("build", text_folder, "--model", model_folder, "--out", out, "--window", 64, "-q")[0] == 0
+    append = ("build", more, "--out", out, "--append", "--model", model_folder)
+    code, _, err = nearlm("index", out, "--factory", "flat")
+    assert code == 0 and not (out / "suffixes").exists()
+    assert nearlm("gate", out, valid, "--epochs", 1, "-q")[0] == 0
+    used = ("eval", out, valid, "--mixture", "default", "--json")
+    before = json.loads(nearlm(*used, "-q")[1])
+    for repeated in (False, True):  # as after a kill
+        code, _, err = nearlm(*append)
+        assert code == 0 and ("sorted" in err) != repeated
+        assert f"index 'default' lacks the new records; bring it up to date with: nearlm index {out}\n" in err
+        assert err.count("was trained before") == 2 and f"train it again with: nearlm gate {out} --text" in err
+    result = nearlm(*used)
+    assert is_refusal(result) and f"bring it up to date with: nearlm index {out}" in result[2]
+    assert nearlm("index", out, "-q")[0] == 0
+    code, shown, err = nearlm(*used)
+    assert code == 0 and err.count("warning") == 1 and "tokens, and is used as it is; train it again" in err
+    after = json.loads(shown)
+    assert after["perplexity"] != before["perplexity"] and after["nlm_perplexity"] == before["nlm_perplexity"]
+    assert len(InfiniGram.open(Datastore.open(out)).tokens) == json.loads(nearlm("info", out, "--json")[1])["tokens"]
+    assert nearlm("gate", out, valid, "--epochs", 1, "-q")[0] == 0
+    assert "warning" not in nearlm(*used)[2]
 
 
 @pytest.mark.parametrize(

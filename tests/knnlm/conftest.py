@@ -7,7 +7,7 @@ from calls import build, build_index, load_knnlm
 from nearlm.base import files
 from nearlm.mixing import Mixture, Training
 from nearlm.mixing.gate import Gate
-from nearlm.mixing.infinigram import build_infinigram
+from nearlm.mixing.infinigram_building import build_infinigram
 from nearlm.mixing.network_files import save_trained
 from nearlm.mixing.ngrams import build_ngrams
 from nearlm.model.lm import LM

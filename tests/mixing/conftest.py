@@ -8,7 +8,7 @@ from examples import QUICK
 from calls import build, build_index
 from nearlm.base import files
 from nearlm.mixing.gate import Gate
-from nearlm.mixing.infinigram import build_infinigram
+from nearlm.mixing.infinigram_building import build_infinigram
 from tiny import make_text
 
 

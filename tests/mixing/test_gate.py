@@ -77,7 +77,7 @@ def test_a_damaged_foreign_or_stale_gate_is_refused(lm, tuned_store, gate, tmp_p
     with pytest.raises(StoreError, match="damaged"):
         Gate.load(tuned_store, "copy")
     save_trained(place, gate.network, replace(gate.info, store="other"))
-    with pytest.raises(StoreError, match="earlier state"):
+    with pytest.raises(StoreError, match="another state"):
         Gate.load(tuned_store, "copy")
     described = json.loads((folder / "gate.json").read_text())
     files.write_stamped(folder / "gate.json", {**described, "format": 99})

@@ -1,55 +1,25 @@
 """The ∞-gram against looking for every suffix in every document."""
 
-import functools
 import itertools
-import threading
 from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scanning import DOCUMENTS, check, found, longest
 
-from calls import build, prune_store
-from nearlm.base import QUIET, Reporter, files
+from nearlm.base import files
 from nearlm.base.errors import StoreError
 from nearlm.mixing import infinigram
-from nearlm.mixing.infinigram import MAX_LENGTH, InfiniGram, build_infinigram, verify_infinigram
+from nearlm.mixing.infinigram import MAX_LENGTH, InfiniGram, verify_infinigram
+from nearlm.mixing.infinigram_building import build_infinigram
 from synthetic import fake_store, forge, put, skewed_store
-from tiny import make_text
-
-DOCUMENTS = [[1, 2, 3, 1, 2, 4], [2, 4, 5], [], [7], [1, 2]]
 
 
-def longest(documents, context):
-    """Return the length of the longest suffix of a context that something follows, and what does, with counts."""
-    for length in range(min(len(context), MAX_LENGTH), 0, -1):
-        suffix = context[len(context) - length :]
-        followers = Counter(
-            document[begin + length]
-            for document in documents
-            for begin in range(len(document) - length)
-            if document[begin : begin + length] == suffix
-        )
-        if followers:
-            return length, followers
-    return 0, Counter()
-
-
-def found(grams, text, begins, ends):
-    matches = grams.look_up(np.array(text, np.int32), np.array(begins), np.array(ends))
-    assert all((begin, end) == (0, 0) for length, begin, end in zip(*matches, strict=True) if length == 0)
-    return [
-        (int(length), Counter(grams.following[begin:end].tolist())) for length, begin, end in zip(*matches, strict=True)
-    ]
-
-
-def check(grams, documents, text):
-    """Compare what is found for contexts of all lengths that end anywhere in a text."""
-    ends = [end for end in range(len(text) + 1) for _ in range(3)]
-    begins = [begin for end in range(len(text) + 1) for begin in (0, end // 2, max(end - 2, 0))]
-    expected = [longest(documents, text[begin:end]) for begin, end in zip(begins, ends, strict=True)]
-    assert found(grams, text, begins, ends) == expected
+def arrays_of(store):
+    """Return the folder that the arrays lie in."""
+    return store.layout.suffixes.folder / files.read_json(store.layout.suffixes.description)["data"]
 
 
 token = st.one_of(st.integers(0, 2), st.integers(0, 40), st.just(131_000))
@@ -125,105 +95,11 @@ def test_positions_lead_to_the_text(tmp_path):
     assert grams.bytes == len(grams.order) * (4 + 4 + 1) + len(grams.starts) * 8
 
 
-def test_after_a_kill_anywhere_nothing_half_written_is_used(tmp_path, monkeypatch):
-    (tmp_path / "whole").mkdir()
-    whole = fake_store(tmp_path / "whole", DOCUMENTS, 2)
-    build_infinigram(whole)
-    expected = contents(whole)
-    for stop in itertools.count(1):
-        folder = tmp_path / str(stop)
-        folder.mkdir()
-        earlier = fake_store(folder, [[1, 2, 3]])
-        build_infinigram(earlier)
-        store = fake_store(folder, DOCUMENTS, 2)
-        if not killed_at(stop, store, monkeypatch):
-            break
-        with pytest.raises(StoreError, match=r"has no suffix array|earlier state"):
-            InfiniGram.open(store)
-        check(build_infinigram(store), DOCUMENTS, [1, 2, 3, 1, 2])
-        assert contents(store) == expected
-    assert stop > 20
-
-
-def contents(store):
-    """Return all files of a suffix array by their names."""
-    paths = store.layout.suffixes.folder.iterdir()
-    return {path.name: path.read_bytes() for path in paths if path.name != ".lock"}
-
-
-def killed_at(stop, store, monkeypatch):
-    """Build until the `stop`-th change on disk, and tell whether there were that many; the last rename is not one."""
-    operations = []
-
-    def counted(real, *args):
-        operations.append(1)
-        if len(operations) == stop:
-            raise KeyboardInterrupt
-        return real(*args)
-
-    with monkeypatch.context() as patch:
-        for name in ("append", "sync", "replace", "remove"):
-            patch.setattr(files, name, functools.partial(counted, getattr(files, name)))
-        try:
-            build_infinigram(store)
-        except KeyboardInterrupt:
-            return True
-        return False
-
-
-def test_a_second_builder_waits_and_uses_the_result(tmp_path, monkeypatch):
-    store = fake_store(tmp_path, DOCUMENTS)
-    place = store.layout.suffixes
-    place.folder.mkdir()
-    waiting = threading.Event()
-    said, made = [], []
-
-    class Listener(Reporter):
-        def say(self, line):
-            said.append(line)
-            waiting.set()
-
-    second = threading.Thread(target=lambda: made.append(build_infinigram(store, Listener())))
-    with files.lock(place.folder):
-        second.start()
-        assert waiting.wait(30)
-        infinigram._make(store, QUIET)
-        monkeypatch.setattr(infinigram, "sort_contexts", lambda *_: pytest.fail("sorted again"))
-    second.join(30)
-    assert len(said) == 1 and "waiting for it" in said[0]
-    check(made[0], DOCUMENTS, [1, 2, 3])
-
-
-def test_it_is_made_once_refused_when_stale_and_made_again(tmp_path, lm, monkeypatch):
-    (tmp_path / "one.txt").write_text(make_text(200, seed=1))
-    (tmp_path / "two.txt").write_text(make_text(100, seed=2))
-    store = build(lm, str(tmp_path / "one.txt"), tmp_path / "store", window=64, quiet=True)
-    with pytest.raises(StoreError, match="has no suffix array"):
-        InfiniGram.open(store)
-    verify_infinigram(store)
-    build_infinigram(store)
-    with monkeypatch.context() as patch:
-        patch.setattr(infinigram, "sort_contexts", lambda *_: pytest.fail("sorted again"))
-        build_infinigram(store)
-    assert "tokens.npy" not in contents(store)
-    grown = build(lm, str(tmp_path / "two.txt"), tmp_path / "store", append=True, quiet=True)
-    with pytest.raises(StoreError, match="earlier state"):
-        InfiniGram.open(grown)
-    grams = build_infinigram(grown)
-    verify_infinigram(grown)
-    stream, bounds = grown.tokens[:], grown.document_bounds
-    documents = [stream[a:b].tolist() for a, b in itertools.pairwise(bounds)]
-    assert len(documents) == 2 and len(grown.tokens.shards) == 2
-    check(grams, documents, documents[1][-20:] + documents[0][:20])
-    small = prune_store(grown, "random", tmp_path / "small", keep=0.5, quiet=True)
-    check(build_infinigram(small), documents, documents[0][30:60])
-
-
 @pytest.mark.parametrize("name", ["order", "following", "starts", "depths", "tokens", "suffixes"])
 def test_damage_is_refused_and_built_over(tmp_path, name):
     store = fake_store(tmp_path, DOCUMENTS, 2)
     build_infinigram(store)
-    path = store.layout.suffixes.folder / (f"{name}.npy" if name != "suffixes" else f"{name}.json")
+    path = arrays_of(store) / f"{name}.npy" if name != "suffixes" else store.layout.suffixes.description
     sound = path.read_bytes()
     flipped = sound[:-3] + bytes([sound[-3] ^ 1]) + sound[-2:]
     for damaged in (flipped, sound[:-1], sound + b"\0", b""):
@@ -253,7 +129,7 @@ def test_arrays_that_lead_outside_each_other_are_refused(tmp_path, name, row, va
     store = skewed_store(tmp_path / "store")
     build_infinigram(store)
     place = store.layout.suffixes
-    forge(place.description, place.folder / f"{name}.npy", put(row, value))
+    forge(place.description, arrays_of(store) / f"{name}.npy", put(row, value))
     with pytest.raises(StoreError, match=rf"{name}\.npy does not hold {expected}"):
         InfiniGram.open(store)
 
@@ -262,7 +138,7 @@ def test_a_copy_of_another_text_is_refused(tmp_path):
     store = fake_store(tmp_path, DOCUMENTS, 2)
     build_infinigram(store)
     place = store.layout.suffixes
-    forge(place.description, place.folder / "tokens.npy", put(0, 3))
+    forge(place.description, arrays_of(store) / "tokens.npy", put(0, 3))
     with pytest.raises(StoreError, match=r"tokens\.npy does not hold the store's tokens"):
         InfiniGram.open(store)
 
@@ -275,9 +151,9 @@ def test_a_forged_order_gives_wrong_answers_but_no_crash(tmp_path, seed):
     rng = np.random.default_rng(seed)
     positions = rng.integers(0, len(grams.tokens) - 1, len(grams.order))
     depths = np.minimum(rng.integers(0, MAX_LENGTH, len(positions)), positions)
-    forge(place.description, place.folder / "order.npy", put(slice(None), positions))
-    forge(place.description, place.folder / "following.npy", put(slice(None), grams.tokens[positions + 1]))
-    forge(place.description, place.folder / "depths.npy", put(slice(None), depths))
+    forge(place.description, arrays_of(store) / "order.npy", put(slice(None), positions))
+    forge(place.description, arrays_of(store) / "following.npy", put(slice(None), grams.tokens[positions + 1]))
+    forge(place.description, arrays_of(store) / "depths.npy", put(slice(None), depths))
     text = store.tokens[:]
     matches = InfiniGram.open(store).look_up(text, np.zeros(len(text), int), np.arange(len(text)))
     assert (matches.begin >= 0).all() and (matches.end <= len(grams.order)).all()
@@ -316,34 +192,3 @@ def test_names_of_files_elsewhere_are_refused(tmp_path):
     for refuses in (InfiniGram.open, verify_infinigram):
         with pytest.raises(StoreError, match=r"suffixes\.json names a file '../manifest\.json', which it cannot have"):
             refuses(store)
-
-
-def test_what_an_earlier_build_left_goes_before_the_work(tmp_path, monkeypatch):
-    store = fake_store(tmp_path, DOCUMENTS)
-    build_infinigram(store)
-    sound = contents(store)
-    folder = store.layout.suffixes.folder
-    for name in ("tokens.npy", "tokens.npy.part"):  # as of an appended store, and of a kill
-        (folder / name).write_bytes(b"left")
-    (folder / "order.npy").unlink()
-    with monkeypatch.context() as patch:
-        patch.setattr(infinigram, "_make", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            build_infinigram(store)
-    assert contents(store) == {}
-    build_infinigram(store)
-    assert contents(store) == sound
-
-
-def test_too_little_memory_is_said_before_the_work(tmp_path, monkeypatch):
-    store = fake_store(tmp_path, DOCUMENTS)
-    monkeypatch.setattr(infinigram, "available_ram", lambda: 100)
-    with pytest.raises(StoreError, match=r"the 12 tokens of .* takes 216 B of RAM, and 100 B are free"):
-        build_infinigram(store)
-    monkeypatch.setattr(infinigram, "available_ram", lambda: None)
-    monkeypatch.setattr(infinigram, "_LARGE", 100)
-    said = []
-    reporter = Reporter()
-    monkeypatch.setattr(reporter, "say", said.append)
-    build_infinigram(store, reporter)
-    assert said == ["sorting 12 tokens takes 216 B of RAM", "sorted 12 tokens in 0 s"]

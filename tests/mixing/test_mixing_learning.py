@@ -3,15 +3,20 @@
 import shutil
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from examples import QUICK, Heard
 
-from nearlm.base import NearLMWarning
-from nearlm.mixing import Memory, learn_all, verify_mixture
+from calls import build, build_index
+from nearlm.base import NearLMWarning, OptionError, StoreError
+from nearlm.mixing import Gate, Memory, Mixture, catch_up, learn_all, verify_mixture
 from nearlm.mixing.mixture import mixture_files
 from nearlm.mixing.network_files import save_trained
 from nearlm.store import Datastore, SearchSettings
+from tiny import make_text
+
+GATED = SearchSettings(mixture="default", gate="default", skip=0.5)
 
 
 @pytest.fixture
@@ -76,3 +81,81 @@ def test_for_a_store_without_keys_a_mixture_of_its_text_is_all_there_is(lm, bare
     only = learn_all(store, valid_folder, lm, sources="knn,text", name="text")
     assert only.mixture.info.sources == ("text",)
     assert Memory.open(store, SearchSettings(mixture="text")).mixture.name == "text"
+
+
+@pytest.fixture
+def learned(lm, fresh, valid_folder):
+    """A store with a mixture and a gate that are used whatever they are worth, and a text that they know nothing of."""
+    made = learn_all(fresh, valid_folder, lm, QUICK)
+    network = made.mixture.network
+    save_trained(mixture_files(fresh, "default"), network, replace(made.mixture.info, better=True))
+    Gate.train(fresh, valid_folder, lm, QUICK, mixture="default")
+    more = fresh.path.parent / "more.txt"
+    more.write_text(make_text(80, seed=77))
+    return fresh, str(more)
+
+
+def test_what_was_learned_lasts_when_store_and_index_only_grow(lm, learned):
+    store, more = learned
+    before = Memory.open(store, GATED)
+    grown = build(lm, more, store.path, append=True, quiet=True)
+    heard = Heard()
+    catch_up(grown, heard)
+    said = [line for line in heard.lines if "sorted" not in line]
+    assert [" ".join(line.split()[:2]) for line in said] == [
+        "index 'default'",
+        "index 'flat'",
+        "mixture 'default'",
+        "gate 'default'",
+    ]
+    assert "lacks the new records; bring it up to date with: nearlm index" in said[0] and "nearlm gate" in said[2]
+    build_index(grown, quiet=True)
+    with pytest.warns(NearLMWarning, match=r"mixture 'default' was trained before .* got [\d,]+ of its") as warned:
+        memory = Memory.open(grown, GATED)
+    assert len(warned) == 1
+    memory.check_model(lm.fingerprint())
+    assert memory.mixture.hash == before.mixture.hash and memory.gate.skip == 0.5
+    assert len(memory.mixture.infinigram.tokens) == len(grown.tokens) > len(before.mixture.infinigram.tokens)
+    assert memory.retriever.info.records == len(grown) > before.retriever.info.records
+    assert memory.settings == before.settings  # tuned T and k too
+
+
+def test_what_was_learned_for_another_index_or_store_is_refused(lm, learned, tmp_path):
+    store, more = learned
+    grown = build(lm, more, store.path, append=True, quiet=True)
+    build_index(grown, "IVF8,Flat", nprobe=8, quiet=True)  # trained again: other distances
+    settings = SearchSettings(mixture="default", k=32, knn_temperature=3.0)
+    with pytest.warns(NearLMWarning), pytest.raises(OptionError, match="trained with an earlier index"):
+        Memory.open(grown, settings).check_model(lm.fingerprint())
+    other = build(lm, more, tmp_path / "other", window=64, quiet=True)
+    other = build(lm, str(Path(more).parent.parent), other.path, append=True, quiet=True, glob="*.txt")
+    for name in ("mixture", "gate"):
+        shutil.copytree(grown.path / name, other.path / name)
+    for load in (Mixture.load, Gate.load):
+        with pytest.raises(StoreError, match=r"'default' is of another state of .*; train it again: nearlm gate"):
+            load(other, "default")
+
+
+def test_an_outdated_suffix_array_is_used_and_said(lm, bare, tmp_path):
+    store = Datastore.open(shutil.copytree(bare.path, tmp_path / "store"))
+    (tmp_path / "more.txt").write_text(make_text(30, seed=5))
+    grown = build(lm, str(tmp_path / "more.txt"), store.path, append=True, quiet=True)
+    known = f"knows {len(store.tokens):,} of the {len(grown.tokens):,} tokens"
+    with pytest.warns(NearLMWarning, match=known), pytest.warns(NearLMWarning, match="not tuned"):
+        Memory.open(grown)
+    catch_up(grown)
+    with pytest.warns(NearLMWarning) as warned:
+        memory = Memory.open(grown)
+    assert len(warned) == 1 and len(memory.mixture.infinigram.tokens) == len(grown.tokens)
+
+
+def test_keys_for_the_same_text_leave_what_was_learned_of_it(lm, bare, valid_folder, tmp_path):
+    store = Datastore.open(shutil.copytree(bare.path, tmp_path / "store"))
+    Mixture.train(store, valid_folder, lm, sources="ngram,text")
+    keyed = build(lm, str(bare.path.parent), store.path, window=64, quiet=True)
+    assert len(keyed) and keyed.state.tokens == store.state.tokens and keyed.state.lineage == store.state.lineage
+    heard = Heard()
+    catch_up(keyed, heard)
+    assert len(heard.lines) == 1 and "got its keys, and is used as it is; train it again" in heard.lines[0]
+    with pytest.warns(NearLMWarning, match="got its keys"):
+        assert Memory.open(keyed, SearchSettings(mixture="default")).retriever is None

@@ -58,7 +58,7 @@ def test_a_damaged_foreign_or_stale_mixture_is_refused(tuned_store, mixture):
     save_trained(place, mixture.network, mixture.info)
     Mixture.load(tuned_store, "copy")
     save_trained(place, mixture.network, replace(mixture.info, store="0" * 64))
-    with pytest.raises(StoreError, match="earlier state"):
+    with pytest.raises(StoreError, match="another state"):
         Mixture.load(tuned_store, "copy")
     save_trained(place, mixture.network, replace(mixture.info, sources=("knn",)))
     with pytest.raises(StoreError, match="not as nearlm writes it"):

@@ -6,7 +6,7 @@ from examples import DOCUMENTS, trace_for
 
 from nearlm.mixing.equations import log_p_knn, perplexity
 from nearlm.mixing.gate_training import split_rows
-from nearlm.mixing.infinigram import build_infinigram
+from nearlm.mixing.infinigram_building import build_infinigram
 from nearlm.mixing.mixture_features import KNN, NGRAM, TEXT, columns_with, experts_of, width_of
 from nearlm.mixing.mixture_training import (
     MixtureExamples,

@@ -103,7 +103,7 @@ def test_a_build_goes_on_after_a_kill_to_the_same_bytes(tmp_path, monkeypatch, s
     assert not list(store.layout.ngrams.folder.glob("*.job"))
 
 
-def test_tables_are_made_once_refused_when_stale_and_verified(tmp_path, lm, monkeypatch):
+def test_tables_are_made_once_used_after_an_append_and_verified(tmp_path, lm, monkeypatch):
     (tmp_path / "one.txt").write_text(make_text(200, seed=1))
     (tmp_path / "two.txt").write_text(make_text(100, seed=2))
     store = build(lm, str(tmp_path / "one.txt"), tmp_path / "store", window=64, quiet=True)
@@ -117,8 +117,12 @@ def test_tables_are_made_once_refused_when_stale_and_verified(tmp_path, lm, monk
         build_ngrams(store)
     assert not left.folder.exists()
     grown = build(lm, str(tmp_path / "two.txt"), tmp_path / "store", append=True, quiet=True)
+    assert (NGrams.open(grown).tables["counts-1"] == NGrams.open(store).tables["counts-1"]).all()
+    noted = files.read_stamped(grown.layout.ngrams.description)
+    files.write_stamped(grown.layout.ngrams.description, {**noted, "state": None})  # as older versions wrote it
     with pytest.raises(StoreError, match="earlier state"):
         NGrams.open(grown)
+    files.write_stamped(grown.layout.ngrams.description, noted)
     tables, stream, bounds = build_ngrams(grown), grown.tokens[:], grown.document_bounds
     assert len(bounds) == 3 and bounds[-1] == len(stream)
     check(tables, [stream[a:b].tolist() for a, b in itertools.pairwise(bounds)])

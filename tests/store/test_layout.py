@@ -28,13 +28,18 @@ def test_every_file_has_the_name_that_stores_have_always_had():
     assert layout.ngrams.table("counts", "int64", 3).path == Path("s/ngrams/counts.npy")
     suffixes = layout.suffixes
     assert suffixes.description == Path("s/suffixes/suffixes.json")
-    arrays = suffixes.arrays(tokens=9, rows=7, vocabulary=5, dtype="int64")
+    arrays = suffixes.arrays("data-9", tokens=9, rows=7, vocabulary=5, dtype="int64")
+    assert [suffixes.name_of(file) for file in arrays.values()][:2] == ["data-9/order.npy", "data-9/following.npy"]
+    assert suffixes.arrays("", 9, 7, 5, "int64")["order"].path == Path("s/suffixes/order.npy")
+    for odd in ("data-", "data-1/..", "..", "data-9-new"):
+        with pytest.raises(StoreError, match="names a folder"):
+            suffixes.arrays(odd, 9, 7, 5, "int64")
     assert {file.path.as_posix(): (file.dtype.name, file.shape) for file in arrays.values()} == {
-        "s/suffixes/order.npy": ("int64", (7,)),
-        "s/suffixes/following.npy": ("int32", (7,)),
-        "s/suffixes/starts.npy": ("int64", (6,)),
-        "s/suffixes/depths.npy": ("uint8", (7,)),
-        "s/suffixes/tokens.npy": ("int32", (9,)),
+        "s/suffixes/data-9/order.npy": ("int64", (7,)),
+        "s/suffixes/data-9/following.npy": ("int32", (7,)),
+        "s/suffixes/data-9/starts.npy": ("int64", (6,)),
+        "s/suffixes/data-9/depths.npy": ("uint8", (7,)),
+        "s/suffixes/data-9/tokens.npy": ("int32", (9,)),
     }
 
 

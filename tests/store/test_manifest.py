@@ -1,16 +1,18 @@
 """The manifest: refused when it was edited, cut, or written by a newer version; read when an older one wrote it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from oracle import changed
 
-from calls import reduce_store
+from calls import build, reduce_store
 from nearlm.base import files
 from nearlm.base.errors import StoreError
 from nearlm.store import Step
 from nearlm.store.datastore import Datastore
+from nearlm.store.manifest import extends
 
 
 def test_a_manifest_from_a_newer_format_asks_for_an_upgrade(store: Path):
@@ -176,3 +178,30 @@ def test_no_shards_are_those_of_a_store_without_keys_alone(store: Path):
         files.write_stamped(store / "manifest.json", {**bare, **wrong})
         with pytest.raises(StoreError, match="do not add up"):
             Datastore.open(store)
+
+
+def test_an_append_extends_a_state_and_nothing_else_does(store: Path, tmp_path, lm):
+    opened = Datastore.open(store)
+    state = opened.state
+    assert extends(opened.manifest, state) and opened.continues("other", state) and not opened.continues("other", None)
+    (tmp_path / "more.txt").write_text("some more text, which nobody has read")
+    grown = build(lm, str(tmp_path / "more.txt"), store, append=True, quiet=True)
+    assert grown.continues(opened.checksum, state) and not opened.continues(grown.checksum, grown.state)
+    assert state.tokens == len(opened.tokens) < grown.state.tokens and state.records == len(opened) < len(grown)
+    assert (state.segments, grown.state.segments) == (1, 2) and state.lineage != grown.state.lineage
+    manifest = grown.manifest
+    first = manifest.segments[0]
+    for other in (
+        replace(manifest, window=manifest.window + 1),
+        replace(manifest, model=replace(manifest.model, fingerprint="other")),
+        replace(manifest, transforms=[Step("reduce", {})]),
+        replace(manifest, segments=[replace(first, sha256=["other"]), *manifest.segments[1:]]),
+        replace(manifest, segments=manifest.segments[::-1]),
+        replace(manifest, files={**manifest.files, "tokens-00000.npy": manifest.files["tokens-00001.npy"]}),
+        replace(manifest, files={**manifest.files, "docs-00000.npy": manifest.files["docs-00001.npy"]}),
+        replace(manifest, files={**manifest.files, "probe.npy": manifest.files["docs-00001.npy"]}),
+        replace(manifest, records=1),
+    ):
+        assert not extends(other, state)
+    for odd in (0, -1, 3, 1 << 62):
+        assert not extends(manifest, replace(state, segments=odd))

@@ -44,10 +44,9 @@ def build_command(
             model = dataclasses.replace(model, dtype=store.manifest.model.dtype)
     chosen = BuildOptions(**vars(options))
     built = build(model, source, out, chosen, append=append, restart=restart, reporter=output.reporter)
-    if not chosen.wants_keys or (append and not len(built)):
-        from nearlm.mixing import build_infinigram
+    from nearlm.mixing import catch_up
 
-        build_infinigram(built, output.reporter)
+    catch_up(built, output.reporter)
     if output.as_json:
         output.show(built.summary())
 

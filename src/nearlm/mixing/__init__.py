@@ -17,8 +17,9 @@ from nearlm.mixing.gate_training import (
     standard_error,
     train_network,
 )
-from nearlm.mixing.infinigram import MAX_LENGTH, InfiniGram, Matches, build_infinigram, verify_infinigram
-from nearlm.mixing.learning import Learned, learn_all
+from nearlm.mixing.infinigram import MAX_LENGTH, InfiniGram, Matches, verify_infinigram
+from nearlm.mixing.infinigram_building import build_infinigram
+from nearlm.mixing.learning import Learned, catch_up, learn_all
 from nearlm.mixing.memory import Memory
 from nearlm.mixing.mixture import ALL_SOURCES, Mixture, untrained_mixture, verify_mixture
 from nearlm.mixing.mixture_features import SOURCES, Bools, Known, feature_groups

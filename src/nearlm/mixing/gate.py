@@ -14,7 +14,7 @@ from nearlm.mixing.mixture_features import Known, Proposal
 from nearlm.mixing.mixture_training import Searched, mixture_examples
 from nearlm.mixing.network_files import check_described, load_network, read_trained, save_trained
 from nearlm.mixing.traces import Trace, trace_text
-from nearlm.mixing.trained import check_trained, search_for, tuned_settings
+from nearlm.mixing.trained import check_of_store, check_trained, search_for, tuned_settings
 from nearlm.model.lm import AnyModel
 from nearlm.search import Retriever
 from nearlm.store import DEFAULT, NONE, AnyStore, Datastore, NetworkFiles, SearchSettings, Tuned
@@ -105,13 +105,12 @@ class Gate:
 
     @classmethod
     def load(cls, store: Datastore, name: str = DEFAULT) -> "Gate":
-        """Open a gate of a store; refuse one of an earlier state of it."""
+        """Open a gate of a store, also one from before the last appends; refuse one of another store."""
         place = gate_files(store, name)
         again = f"nearlm gate {store.path} `text=…`{'' if name == DEFAULT else f' `gate={name!r}`'}, or Gate.train()"
         check_described(store, place, FORMAT, again)
         info = verify_gate(store, name)
-        if info.store != store.checksum:
-            raise StoreError(f"gate {name!r} is of an earlier state of {store.path}; train it again: {again}")
+        check_of_store(f"gate {name!r}", info, store, again)
         network = _read_network(place, info, store.query_dim)
         return cls(network.eval(), info, info.settings, Looked.open(store, info.shape), name)
 

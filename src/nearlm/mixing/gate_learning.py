@@ -24,14 +24,15 @@ from nearlm.mixing.gate_training import (
     train_network,
     warn_few,
 )
-from nearlm.mixing.infinigram import InfiniGram, build_infinigram
+from nearlm.mixing.infinigram import InfiniGram
+from nearlm.mixing.infinigram_building import build_infinigram
 from nearlm.mixing.mixture_features import NGRAM, Known, Proposal, propose, suffix_features
 from nearlm.mixing.network_files import load_network
 from nearlm.mixing.ngrams import MAX_N, NGrams, build_ngrams
 from nearlm.mixing.traces import Trace
-from nearlm.mixing.trained import search_hash, search_only
+from nearlm.mixing.trained import lasting_hash, search_only
 from nearlm.model.lm import LM
-from nearlm.store import Datastore, SearchSettings, Tuned
+from nearlm.store import Datastore, SearchSettings, StoreState, Tuned
 
 FORMAT = 4
 _BLOCK = 4096
@@ -97,6 +98,7 @@ class GateInfo(Verdict):
     training: TrainingInfo
     tried: dict[str, float]
     files: dict[str, FileInfo]
+    state: StoreState | None = None  # none in older files
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def learn(
     _warn_few(examples, split, reporter)
     made_from: Json = {
         "store": store.checksum,
-        "search": search_hash(trace.retriever),
+        "search": lasting_hash(trace.retriever),
         "model": lm.fingerprint(),
         "text": text.sha256,
         "mixture": ways.mixture if ways else "",
@@ -174,6 +176,7 @@ def learn(
     return best.network, GateInfo(
         **vars(verdict),
         **made_from,
+        state=store.state,
         format=FORMAT,
         shape=inputs,
         settings=settings,

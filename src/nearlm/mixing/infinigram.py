@@ -6,10 +6,8 @@ rows, which one binary search finds for each context: nothing is kept from one c
 are followed by a token of the same document are there, and no suffix reaches into another document.
 """
 
-import contextlib
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,39 +15,24 @@ import numba
 import numpy as np
 
 from nearlm.base import (
-    QUIET,
     Array,
     ArrayFile,
     FileInfo,
     Ids,
     Int32s,
     Ints,
-    Reporter,
     StoreError,
-    available_ram,
     blocks,
     check_before_use,
     check_files,
     check_names,
     check_that,
-    duration,
-    files,
     read_if_there,
-    size,
-    write_record,
 )
-from nearlm.mixing.suffix_array import (
-    MAX_LENGTH,
-    Depths,
-    context_depths,
-    position_dtype,
-    sort_contexts,
-    sorting_bytes,
-)
-from nearlm.store import AnyStore, Datastore, SuffixFiles, check_ids, check_places
+from nearlm.mixing.suffix_array import MAX_LENGTH, Depths
+from nearlm.store import Datastore, StoreState, SuffixFiles, check_ids, check_places
 
 _BLOCK = 1 << 20
-_LARGE = 1 << 30  # bytes of memory that are worth a word
 _FEW = 256  # contexts for which threads are not worth starting
 
 
@@ -63,7 +46,10 @@ class Matches(NamedTuple):
 
 @dataclass(frozen=True)
 class SuffixInfo:
-    """What `suffixes.json` says of the arrays: of which state of the store, their type, lengths and files."""
+    """What `suffixes.json` says of the arrays: of which state of the store, their type, lengths and files.
+
+    Older versions had no folder of data, and did not say how to tell a store that was only appended to since.
+    """
 
     manifest: str
     tokens: int
@@ -71,6 +57,8 @@ class SuffixInfo:
     vocabulary: int
     dtype: str
     files: dict[str, FileInfo]
+    data: str = ""
+    state: StoreState | None = None
 
 
 class InfiniGram:
@@ -86,26 +74,33 @@ class InfiniGram:
 
     @classmethod
     def open(cls, store: Datastore) -> "InfiniGram":
-        """Open a store's suffix array; refuse that of an earlier state of it."""
-        place = store.layout.suffixes
-        info = _read_info(store)
+        """Open a store's suffix array, also one from before the last appends; refuse that of another text."""
+        info = read_suffix_info(store)
         if info is None:
             raise StoreError(f"{store.path} has no suffix array; nearlm gate or build_infinigram() makes it")
-        if info.manifest != store.checksum:
-            raise StoreError(
-                f"the suffix array is of an earlier state of {store.path}; bring it up to date with build_infinigram()"
-            )
+        if not store.continues(info.manifest, info.state):
+            raise StoreError(_of_another_state(store, info))
+        try:
+            return cls._open(store, info)
+        except (StoreError, OSError):
+            if read_suffix_info(store) == info:
+                raise
+        return cls.open(store)  # a newer one has taken its place meanwhile
+
+    @classmethod
+    def _open(cls, store: Datastore, info: SuffixInfo) -> "InfiniGram":
         arrays = _arrays(store, info)
         for array in arrays.values():
             array.check()
         opened = {name: array.open() for name, array in arrays.items()}
-        made = cls(opened["tokens"] if "tokens" in opened else _only_segment(store), opened)
-        check_before_use(place.folder, info.files, _remedy(store), lambda: made.check_contents(store))
+        made = cls(opened["tokens"] if "tokens" in opened else first_segment(store), opened)
+        folder = store.layout.suffixes.folder
+        check = partial(made.check_contents, store, folder / info.data)
+        check_before_use(folder, info.files, suffix_remedy(store), check)
         return made
 
-    def check_contents(self, store: Datastore) -> None:
+    def check_contents(self, store: Datastore, folder: Path) -> None:
         """Refuse arrays that lead outside each other, or that are not of this text."""
-        folder = store.layout.suffixes.folder
         check_places(self.starts, folder / "starts.npy", len(self.order), "where the rows of tokens begin")
         check_ids(self.order, folder / "order.npy", 0, len(self.tokens) - 1, "positions that a token follows")
         for rows in blocks(len(self.tokens), _BLOCK):
@@ -134,32 +129,11 @@ class InfiniGram:
         return Matches(length, begin, end)
 
 
-def build_infinigram(store: AnyStore, reporter: Reporter = QUIET) -> InfiniGram:
-    """Make the suffix array of a store's text, or find that it has been done.
-
-    Example:
-        >>> store = nearlm.build("smollm2-135m", "docs/", "instant", nearlm.BuildOptions(keys="none"))
-        >>> infinigram = nearlm.build_infinigram(store)
-        >>> knnlm = nearlm.KNNLM.load(store)
-    """
-    opened = Datastore.open(store) if isinstance(store, str | Path) else store
-    place = opened.layout.suffixes
-    place.folder.mkdir(exist_ok=True)
-    with files.lock(place.folder, wait=reporter.say):
-        with contextlib.suppress(StoreError):
-            return InfiniGram.open(opened)
-        started = time.monotonic()
-        _clear(place)
-        _make(opened, reporter)
-        reporter.say(f"sorted {len(opened.tokens):,} tokens in {duration(time.monotonic() - started)}")
-    return InfiniGram.open(opened)
-
-
 def verify_infinigram(store: Datastore) -> None:
     """Read every byte of the suffix array and refuse the first file that is not as it was written."""
-    info = _read_info(store)
+    info = read_suffix_info(store)
     if info is not None:
-        check_files(store.layout.suffixes.folder, info.files, _remedy(store), every_byte=True)
+        check_files(store.layout.suffixes.folder, info.files, suffix_remedy(store), every_byte=True)
 
 
 def _check_contexts(tokens: Int32s, begins: Ints, ends: Ints) -> None:
@@ -170,98 +144,52 @@ def _check_contexts(tokens: Int32s, begins: Ints, ends: Ints) -> None:
         raise ValueError(f"contexts lead outside their text of {len(tokens)} tokens, or end before they begin")
 
 
-def _remedy(store: Datastore) -> str:
+def suffix_remedy(store: Datastore) -> str:
+    """Say what to do with damaged files."""
     return f"remove {store.layout.suffixes.folder} and make it again"
 
 
-def _read_info(store: Datastore) -> SuffixInfo | None:
+def _of_another_state(store: Datastore, info: SuffixInfo) -> str:
+    """Say why a suffix array is not of a store."""
+    if info.state and info.state.segments > len(store.tokens.shards):
+        return f"{store.path} was appended to since it was opened, and so was its suffix array; open it again"
+    return f"the suffix array is of an earlier state of {store.path}; bring it up to date with build_infinigram()"
+
+
+def read_suffix_info(store: Datastore) -> SuffixInfo | None:
     """Read what is known of the suffix array; None if there is none."""
     place = store.layout.suffixes
     info = read_if_there(SuffixInfo, place.description)
     if info is not None:
         sound = info.dtype in ("int32", "int64") and 0 <= info.rows <= info.tokens and info.vocabulary >= 0
         check_that(sound, place.description, "lengths that fit together")
-        check_names(place.description, info.files, [array.path.name for array in _all_arrays(place, info).values()])
+        check_names(place.description, info.files, [place.name_of(array) for array in all_arrays(place, info).values()])
     return info
 
 
-def _all_arrays(place: SuffixFiles, info: SuffixInfo) -> dict[str, ArrayFile]:
-    return place.arrays(info.tokens, info.rows, info.vocabulary, info.dtype)
+def all_arrays(place: SuffixFiles, info: SuffixInfo) -> dict[str, ArrayFile]:
+    """Return the arrays that there may be."""
+    return place.arrays(info.data, info.tokens, info.rows, info.vocabulary, info.dtype)
 
 
 def _arrays(store: Datastore, info: SuffixInfo) -> dict[str, ArrayFile]:
     """Return the arrays that there must be."""
     place = store.layout.suffixes
-    arrays = _all_arrays(place, info)
-    if len(store.tokens.shards) == 1:
+    arrays = all_arrays(place, info)
+    segments = info.state.segments if info.state else len(store.tokens.shards)
+    if segments == 1:
         del arrays["tokens"]
-    check_that(info.tokens == len(store.tokens), place.description, "lengths that fit together")
-    check_that({array.path.name for array in arrays.values()} == info.files.keys(), place.description, "all files")
+    there = sum(len(part) for part in store.tokens.shards[:segments])
+    check_that(info.tokens == there, place.description, "lengths that fit together")
+    check_that({place.name_of(array) for array in arrays.values()} == info.files.keys(), place.description, "all files")
     return arrays
 
 
-def _only_segment(store: Datastore) -> Int32s:
-    """Return the text of a store of one segment."""
+def first_segment(store: Datastore) -> Int32s:
+    """Return the text of a store of one segment, or of its first."""
     text: Int32s = store.tokens.shards[0].view()
     text.flags.writeable = False  # as mapped files are: one type for the kernels
     return text
-
-
-def _clear(place: SuffixFiles) -> None:
-    """Remove an earlier suffix array, or what a kill has left of one; its description goes first."""
-    files.remove(place.description)
-    for path in (*place.folder.glob("*.npy"), *place.folder.glob("*.part")):
-        files.remove(path)
-
-
-def _make(store: Datastore, reporter: Reporter) -> None:
-    """Sort the contexts of a store's text and write `suffixes.json` last."""
-    place = store.layout.suffixes
-    count = len(store.tokens)
-    dtype = position_dtype(count)
-    _check_memory(store, reporter)
-    tokens = _whole_text(store)
-    check_that(tokens.min(initial=0) >= 0, store.path, "tokens of a vocabulary")
-    depths = context_depths(store.document_bounds)
-    with reporter.bar("sorting contexts", int(np.count_nonzero(depths)), "tokens") as advance:
-        order, starts = sort_contexts(tokens, depths, dtype, advance)
-    info = SuffixInfo(store.checksum, count, len(order), len(starts) - 1, dtype.name, {})
-    arrays = _all_arrays(place, info)
-    arrays["order"].write(order)
-    arrays["starts"].write(starts)
-    _write_rows(arrays["following"], order, lambda places: tokens[places + 1])
-    _write_rows(arrays["depths"], order, lambda places: depths[places])
-    listed = FileInfo.by_name(array.path for array in arrays.values() if array.path.exists())
-    write_record(place.description, replace(info, files=listed))
-
-
-def _check_memory(store: Datastore, reporter: Reporter) -> None:
-    """Say how much memory sorting takes if it is much; refuse what there is no room for."""
-    count = len(store.tokens)
-    needed = sorting_bytes(count)
-    if needed >= _LARGE:
-        reporter.say(f"sorting {count:,} tokens takes {size(needed)} of RAM")
-    available = available_ram()
-    if available is not None and needed > available:
-        raise StoreError(
-            f"sorting the {count:,} tokens of {store.path} takes {size(needed)} of RAM, and {size(available)} "
-            "are free; end other programs, or use a larger machine"
-        )
-
-
-def _whole_text(store: Datastore) -> Int32s:
-    """Return the text as one array, which is written if it lies in several files."""
-    if len(store.tokens.shards) == 1:
-        return _only_segment(store)
-    whole = store.layout.suffixes.arrays(len(store.tokens), 0, 0, "int32")["tokens"]
-    files.write_array(whole.path, whole.dtype, whole.shape, iter(store.tokens.shards))
-    return whole.open()
-
-
-def _write_rows(file: ArrayFile, order: Ids, of: Callable[[Ints], Array]) -> None:
-    """Write something of each row's position, one block in memory at a time."""
-    parts = (of(order[rows].astype(np.int64)) for rows in blocks(len(order), _BLOCK))
-    files.write_array(file.path, file.dtype, file.shape, parts)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -4,14 +4,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from nearlm.base import QUIET, Reporter
-from nearlm.mixing.gate import Gate
+from nearlm.mixing.gate import Gate, verify_gate
 from nearlm.mixing.gate_training import Training
-from nearlm.mixing.mixture import ALL_SOURCES, Mixture
+from nearlm.mixing.infinigram_building import build_infinigram
+from nearlm.mixing.mixture import ALL_SOURCES, Mixture, verify_mixture
 from nearlm.mixing.mixture_features import KNN
 from nearlm.mixing.traces import cache_text
+from nearlm.mixing.trained import train_again, what_came_after
 from nearlm.mixing.tuning import tune
 from nearlm.model.lm import LM, AnyModel
-from nearlm.search import read_settings
+from nearlm.search import read_index_info, read_settings
 from nearlm.store import DEFAULT, NONE, AnyStore, Datastore
 from nearlm.store.model_files import load_lm
 from nearlm.text import Texts, TokenText
@@ -75,6 +77,27 @@ def learn_all(
         return Learned(Mixture.train(opened, text, lm, sources=left, seed=training.seed, **how), None)
     read = cache_text(text, lm.tokenizer, opened.reading(stride), reporter)
     return _learn(opened, read, lm, training, sources, {"index": index, **how})
+
+
+def catch_up(store: AnyStore, reporter: Reporter = QUIET) -> None:
+    """After text or keys were added to a store: bring its ∞-gram up to date, and say what else is of before.
+
+    A store of text alone always gets an ∞-gram, one with keys only if it had one.
+    """
+    opened = Datastore.open(store)
+    if not len(opened) or opened.layout.suffixes.folder.exists():
+        build_infinigram(opened.path, reporter)
+    for name in opened.indexes:
+        if read_index_info(opened, name).manifest != opened.checksum:
+            named = "" if name == DEFAULT else f" `index={name!r}`"
+            again = f"nearlm index {opened.path}{named}, or build_index()"
+            reporter.say(f"index {name!r} lacks the new records; bring it up to date with: {again}")
+    for kind, names, read in (("mixture", opened.mixtures, verify_mixture), ("gate", opened.gates, verify_gate)):
+        for name in names:
+            added = what_came_after(read(opened, name), opened)
+            if added:
+                said = f"{kind} {name!r} was trained before {opened.path} got {added}, and is used as it is"
+                reporter.say(f"{said}; {train_again(opened, name)}")
 
 
 def _learn(store: Datastore, text: TokenText, lm: LM, training: Training, sources: str, how: Any) -> Learned:

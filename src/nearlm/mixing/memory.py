@@ -16,6 +16,7 @@ from nearlm.mixing.interpolation import Interpolation
 from nearlm.mixing.mixture import Mixture, verify_mixture
 from nearlm.mixing.mixture_features import Known
 from nearlm.mixing.prediction import Prediction, Spent
+from nearlm.mixing.trained import train_again, what_came_after
 from nearlm.search import Neighbors, Retriever, read_settings, tune_again
 from nearlm.store import DEFAULT, NONE, Datastore, SearchSettings
 
@@ -50,6 +51,7 @@ class Memory:
         mixture = None if chosen.mixture is None else Mixture.load(store, chosen.mixture)
         if mixture is not None and not mixture.searches:
             _refuse_search(settings)
+            _warn_grown(store, mixture)
             return cls(store, None, SearchSettings(mixture=mixture.name), None, mixture)
         gate = _gate(store, chosen)
         known: SearchSettings | None = read_settings(store, chosen.index or "")
@@ -62,6 +64,7 @@ class Memory:
         chosen = chosen.over(known)
         retriever = Retriever.open(store, chosen)
         _warn_untuned(store, chosen)
+        _warn_grown(store, mixture, gate)
         return cls.of(retriever, chosen, gate, mixture)
 
     @classmethod
@@ -75,6 +78,7 @@ class Memory:
             mixture = Mixture.usual(store)
         else:
             mixture = Mixture.load(store, str(name))
+        _warn_grown(store, mixture)
         return cls(store, None, SearchSettings(mixture=mixture.name), None, mixture)
 
     @classmethod
@@ -190,6 +194,21 @@ def _warn_usual(store: Datastore) -> None:
     learn = f"learn its weights with: nearlm gate {store.path} `text=…`, or learn_all()"
     said = f"the memory is not tuned (on enough text), using usual weights; {learn}"
     warnings.warn(said, NearLMWarning, stacklevel=4)
+
+
+def _warn_grown(store: Datastore, mixture: Mixture | None, gate: Gate | None = None) -> None:
+    """Say what is of an earlier state of a store that has been appended to."""
+    for kind, part in (("mixture", mixture), ("gate", gate)):
+        added = part and what_came_after(part.info, store)
+        if part and added:
+            said = f"the {kind} {part.name!r} was trained before {store.path} got {added}, and is used as it is"
+            warnings.warn(f"{said}; {train_again(store, part.name)}", NearLMWarning, stacklevel=4)
+            break  # one line is enough: both are trained by one command
+    infinigram = mixture.infinigram if mixture else None
+    if infinigram is not None and len(infinigram.tokens) < len(store.tokens):
+        known = f"the ∞-gram knows {len(infinigram.tokens):,} of the {len(store.tokens):,} tokens of {store.path}"
+        again = "bring it up to date with build_infinigram(), or by repeating the last `nearlm build`"
+        warnings.warn(f"{known}; {again}", NearLMWarning, stacklevel=4)
 
 
 def _with_defaults(store: Datastore, settings: SearchSettings) -> SearchSettings:

@@ -5,11 +5,12 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from nearlm.base import QUIET, Json, OptionError, Reporter, StoreError, canonical_hash, files
+from nearlm.base import QUIET, Json, OptionError, Reporter, canonical_hash, files
 from nearlm.base.records import FileInfo
 from nearlm.mixing.advice import Advice, there_of
 from nearlm.mixing.candidates import from_neighbors
-from nearlm.mixing.infinigram import InfiniGram, build_infinigram
+from nearlm.mixing.infinigram import InfiniGram
+from nearlm.mixing.infinigram_building import build_infinigram
 from nearlm.mixing.mixture_features import (
     KNN,
     NGRAM,
@@ -26,11 +27,18 @@ from nearlm.mixing.mixture_network import MixtureNetwork, Weigher
 from nearlm.mixing.mixture_training import MixtureVerdict, Searched, learn_mixture, mixture_examples
 from nearlm.mixing.network_files import check_described, load_network, read_trained, save_trained
 from nearlm.mixing.traces import LMTrace, trace_text
-from nearlm.mixing.trained import check_trained, search_for, search_hash, search_only, tuned_settings
+from nearlm.mixing.trained import (
+    check_of_store,
+    check_trained,
+    lasting_hash,
+    search_for,
+    search_only,
+    tuned_settings,
+)
 from nearlm.mixing.usual import USUAL_SOURCES, UsualWeights
 from nearlm.model.lm import AnyModel
 from nearlm.search import Neighbors, Retriever
-from nearlm.store import DEFAULT, NONE, AnyStore, Datastore, NetworkFiles, SearchSettings, Tuned
+from nearlm.store import DEFAULT, NONE, AnyStore, Datastore, NetworkFiles, SearchSettings, StoreState, Tuned
 from nearlm.store.model_files import load_lm
 from nearlm.text import Texts, TokenText
 
@@ -51,6 +59,7 @@ class MixtureInfo(MixtureVerdict):
     settings: SearchSettings
     seed: int
     files: dict[str, FileInfo]
+    state: StoreState | None = None  # none in older files
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,13 +128,12 @@ class Mixture:
 
     @classmethod
     def load(cls, store: Datastore, name: str = DEFAULT) -> "Mixture":
-        """Open a mixture of a store; refuse one of an earlier state of it."""
+        """Open a mixture of a store, also one from before the last appends; refuse one of another store."""
         place = mixture_files(store, name)
         again = f"nearlm gate {store.path} `text=…`{'' if name == DEFAULT else f' `gate={name!r}`'}, or Mixture.train()"
         check_described(store, place, FORMAT, again)
         info = verify_mixture(store, name)
-        if info.store != store.checksum:
-            raise StoreError(f"mixture {name!r} is of an earlier state of {store.path}; train it again: {again}")
+        check_of_store(f"mixture {name!r}", info, store, again)
         infinigram = InfiniGram.open(store) if NGRAM in info.sources else None
         return cls(name, info, _read_network(place, info), infinigram)
 
@@ -214,12 +222,13 @@ def _learn(
         format=FORMAT,
         sources=sources,
         store=store.checksum,
-        search=search_hash(searched.trace.retriever) if searched else "",
+        search=lasting_hash(searched.trace.retriever) if searched else "",
         model=model,
         text=traced.text.sha256,
         settings=search_only(tuned) if tuned else SearchSettings(),
         seed=seed,
         files={},
+        state=store.state,
     )
 
 

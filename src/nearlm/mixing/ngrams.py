@@ -23,7 +23,7 @@ from nearlm.base import QUIET, ArrayFile, Int32s, Ints, Job, Json, Reporter, Sto
 from nearlm.base.records import FileInfo, check_files, check_names, read_if_there, write_record
 from nearlm.base.verification import check_before_use
 from nearlm.mixing.ngram_groups import MAX_N, Group, count_group, plan_groups
-from nearlm.store import Datastore, NGramFiles, check_places
+from nearlm.store import Datastore, NGramFiles, StoreState, check_places
 
 GROUP_POSITIONS = 1 << 22
 _BLOCK = 1 << 22
@@ -48,6 +48,7 @@ class NGramInfo:
     dtype: str
     lengths: dict[str, int]
     files: dict[str, FileInfo]
+    state: StoreState | None = None  # none in older files
 
 
 class NGrams:
@@ -58,12 +59,12 @@ class NGrams:
 
     @classmethod
     def open(cls, store: Datastore) -> "NGrams":
-        """Open a store's tables; refuse those of an earlier state of it."""
+        """Open a store's tables, also those from before the last appends; refuse those of another text."""
         place = store.layout.ngrams
         info = _read_info(store)
         if info is None:
             raise StoreError(f"{store.path} has no n-gram tables; nearlm gate, or Gate.train(), makes them")
-        if info.manifest != store.checksum:
+        if not store.continues(info.manifest, info.state):
             raise StoreError(
                 f"the n-gram tables are of an earlier state of {store.path}; "
                 "bring them up to date with nearlm gate, or Gate.train()"
@@ -107,8 +108,10 @@ def build_ngrams(store: Datastore, reporter: Reporter = QUIET) -> NGrams:
         counting = _Counting(store, reporter)
         with contextlib.suppress(StoreError):
             tables = NGrams.open(store)
-            counting.job.close()  # a kill may have left it
-            return tables
+            info = _read_info(store)
+            if info and info.tokens == len(store.tokens):
+                counting.job.close()  # a kill may have left it
+                return tables
         counting.run()
     return NGrams.open(store)
 
@@ -281,7 +284,7 @@ class _Counting:
         paths = [self._table(name, length).path for name, length in lengths.items()]
         listed = {path.name: FileInfo.of(path) for path in paths}
         tokens = len(self.store.tokens)
-        info = NGramInfo(self.store.checksum, tokens, self.dtype.name, lengths, listed)
+        info = NGramInfo(self.store.checksum, tokens, self.dtype.name, lengths, listed, self.store.state)
         write_record(self.place.description, info)
         self.job.close()
 

@@ -1,10 +1,12 @@
 """What gates and mixtures are trained for: an index, how it is searched, and a trace of a validation text."""
 
+from typing import Protocol
+
 from nearlm.base import OptionError, Reporter, StoreError, canonical_hash
 from nearlm.mixing.traces import LMTrace, Trace, trace_lm, trace_search
 from nearlm.model.lm import LM
 from nearlm.search import Retriever, read_settings, tune_again
-from nearlm.store import Datastore, SearchSettings, Tuned
+from nearlm.store import DEFAULT, Datastore, SearchSettings, StoreState, Tuned
 from nearlm.text import Reading, TokenText
 
 _OF_A_SEARCH = ("index", "knn_temperature", "k", "nprobe", "distances")
@@ -27,6 +29,41 @@ def search_only(settings: SearchSettings) -> SearchSettings:
 def search_hash(retriever: Retriever) -> str:
     """Return a hash of all that a search depends on."""
     return canonical_hash(retriever.describe())
+
+
+def lasting_hash(retriever: Retriever) -> str:
+    """Return a hash of how distances are measured, which stays the same when an index grows with an append."""
+    return canonical_hash([retriever.info.hash, retriever.index.nprobe, retriever.distances])
+
+
+class _Made(Protocol):
+    @property
+    def store(self) -> str: ...
+
+    @property
+    def state(self) -> StoreState | None: ...
+
+
+def train_again(store: Datastore, name: str) -> str:
+    """Say how to train a mixture and a gate."""
+    named = "" if name == DEFAULT else f" `gate={name!r}`"
+    return f"train it again with: nearlm gate {store.path} `text=…`{named}, or learn_all()"
+
+
+def check_of_store(what: str, info: _Made, store: Datastore, again: str) -> None:
+    """Refuse a gate or mixture of another store than this was before text was appended."""
+    if not store.continues(info.store, info.state):
+        raise StoreError(f"the {what} is of another state of {store.path}; train it again: {again}")
+
+
+def what_came_after(info: _Made, store: Datastore) -> str | None:
+    """Say what was added to a store since a gate or mixture was trained; None if nothing was."""
+    if info.store == store.checksum or info.state is None:
+        return None
+    added = len(store.tokens) - info.state.tokens
+    if added:
+        return f"{added:,} of its {len(store.tokens):,} tokens"
+    return None if info.state.records else "its keys"
 
 
 def trace_for(
@@ -62,7 +99,7 @@ def check_trained(
                 f"the {what} was trained with {name}={then}, here it is {here}; "
                 f"leave `{name}` out, or tune the index and train again"
             )
-    if search_hash(retriever) != search:
+    if search not in (lasting_hash(retriever), search_hash(retriever)):  # older ones name the state of the store too
         raise OptionError(
             f"the {what} was trained with an earlier index {retriever.name!r}; train it again with `nearlm gate`"
         )

@@ -17,7 +17,7 @@ from nearlm.store.layout import (
     is_key_file,
     is_record_file,
 )
-from nearlm.store.manifest import Manifest, Step
+from nearlm.store.manifest import Manifest, Step, StoreState
 from nearlm.store.plan import SHARD_RECORDS, BuildOptions, difference
 from nearlm.store.settings import DEFAULT, NONE, SearchSettings, Tuned, read_tuned, write_defaults, write_tuned
 from nearlm.store.writing import refuse_foreign

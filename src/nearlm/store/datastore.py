@@ -14,7 +14,7 @@ from nearlm.base.verification import check_before_use
 from nearlm.store.contents import check_records, check_segment
 from nearlm.store.faiss_files import read_linear
 from nearlm.store.layout import Layout, is_key_file
-from nearlm.store.manifest import Manifest, read_manifest
+from nearlm.store.manifest import Manifest, StoreState, extends, read_manifest, state_of
 from nearlm.store.settings import SearchSettings, read_defaults
 from nearlm.text import Framing, Reading
 
@@ -127,6 +127,15 @@ class Datastore:
         if not len(self):
             command = f"nearlm build `text=…` `out={self.path}`, as it was built but without `keys='none'`"
             raise StoreError(f"{self.path} has no keys, only its text; add them with: {command}")
+
+    @property
+    def state(self) -> StoreState:
+        """What there is in it, to be told from what there will be."""
+        return state_of(self.manifest)
+
+    def continues(self, checksum: str, state: StoreState | None) -> bool:
+        """Tell whether what was made from a state of a store is of this one still: the same, or one that it extends."""
+        return checksum == self.checksum or (state is not None and extends(self.manifest, state))
 
     def __repr__(self) -> str:
         keys = f"{len(self):,} records of {self.dim} {self.manifest.key_dtype}" if len(self) else "text without keys"

@@ -171,14 +171,19 @@ class NGramFiles:
 
 
 class SuffixFiles:
-    """The files of the suffix array."""
+    """The files of the suffix array; its arrays lie in a folder that its description names."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.description = folder / "suffixes.json"
 
-    def arrays(self, tokens: int, rows: int, vocabulary: int, dtype: str) -> dict[str, ArrayFile]:
-        """Return the files of the arrays by their names; `tokens` is there only if the store has several segments."""
+    def arrays(self, data: str, tokens: int, rows: int, vocabulary: int, dtype: str) -> dict[str, ArrayFile]:
+        """Return the files of the arrays by their names; `tokens` is there only if the text has several segments.
+
+        Those of older versions lie in no folder of their own (`data` is empty).
+        """
+        if data and not re.fullmatch(r"data-[0-9]+", data):
+            raise StoreError(f"{self.folder} names a folder {data!r}, expected data-…; remove it and make it again")
         shapes = {
             "order": (dtype, rows),
             "following": ("int32", rows),
@@ -187,9 +192,19 @@ class SuffixFiles:
             "tokens": ("int32", tokens),
         }
         return {
-            name: ArrayFile(self.folder / f"{name}.npy", np.dtype(kind), (length,))
+            name: ArrayFile(self.folder / data / f"{name}.npy", np.dtype(kind), (length,))
             for name, (kind, length) in shapes.items()
         }
+
+    def name_of(self, array: ArrayFile) -> str:
+        """Return how the description names a file."""
+        return array.path.relative_to(self.folder).as_posix()
+
+    def others(self, data: str | None) -> list[Path]:
+        """List all arrays, finished or not, but those of one folder, or in no folder if that is empty."""
+        loose = () if data == "" else ("*.npy",)
+        found = [path for pattern in ("data-*", "*.part", *loose) for path in sorted(self.folder.glob(pattern))]
+        return [path for path in found if path.name != data]
 
 
 def is_plain(name: str) -> bool:

@@ -4,11 +4,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nearlm.base import FileInfo, Json, StoreError, check_names, files, read_record, write_record
-from nearlm.store.layout import KEY_DTYPES, Layout, is_plain
+from nearlm.base import FileInfo, Json, StoreError, canonical_hash, check_names, files, read_record, to_json
+from nearlm.base.records import write_record
+from nearlm.store.layout import KEY_DTYPES, Layout, is_plain, is_record_file
 
 FORMAT = 1
 WITHOUT_KEYS = 2  # of a store of text alone: versions that need keys ask for an upgrade
+_GROWING = ("format", "tokens", "documents", "records", "segments", "shards", "files", "checksum")  # with an append
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,37 @@ class Manifest:
     query_dim: int | None = None
     weighted: bool = False
     checksum: str = ""
+
+
+@dataclass(frozen=True)
+class StoreState:
+    """What a store held when something was made from it; appends, and keys for its text, extend that state."""
+
+    segments: int
+    tokens: int
+    records: int
+    lineage: str
+
+
+def state_of(manifest: Manifest) -> StoreState:
+    """Return what a store holds, in a few numbers and a hash."""
+    segments = len(manifest.segments)
+    return StoreState(segments, manifest.tokens, manifest.records, _lineage(manifest, segments))
+
+
+def extends(manifest: Manifest, state: StoreState) -> bool:
+    """Tell whether a store is in a state, or came from it by nothing but appends or keys for its text."""
+    grown = 0 < state.segments <= len(manifest.segments) and state.records <= manifest.records
+    return grown and _lineage(manifest, state.segments) == state.lineage
+
+
+def _lineage(manifest: Manifest, segments: int) -> str:
+    """Hash how a store is made, from what, and its first segments: all that stays the same when text is appended."""
+    layout = Layout(Path())
+    later = {path.name for number in range(segments, len(manifest.segments)) for path in layout.segment(number).files}
+    kept = {name: file for name, file in manifest.files.items() if not (is_record_file(name) or name in later)}
+    how = {name: value for name, value in to_json(manifest).items() if name not in _GROWING}
+    return canonical_hash([how, to_json(manifest.segments[:segments]), to_json(kept)])
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
