@@ -112,6 +112,26 @@ def append(work: Path) -> None:
 
     more = {"append": True, "max_tokens": 3000, **OPTIONS}
     build(str(work.parent / "model"), str(work.parent / "texts"), work / "store", quiet=True, **more)
+    catch_up(work)
+
+
+def instant(work: Path) -> None:
+    from calls import build
+
+    text = {"keys": "none", **OPTIONS}
+    build(str(work.parent / "model"), str(work.parent / "texts"), work / "store", quiet=True, **text)
+    catch_up(work)
+
+
+def keys(work: Path) -> None:
+    build(work)
+    catch_up(work)
+
+
+def catch_up(work: Path) -> None:
+    from nearlm.mixing import catch_up
+
+    catch_up(work / "store")
 
 
 def index(work: Path) -> None:
@@ -172,6 +192,9 @@ def optimize(**rule: float) -> Command:
 STAGES: dict[str, tuple[str | None, Command]] = {
     "build": (None, build),
     "append": ("build", append),
+    "instant": (None, instant),
+    "grow": ("instant", append),
+    "keys": ("instant", keys),
     "index": ("build", index),
     "reduce": ("index", reduce),
     "random": ("index", prune("random", keep=0.5)),

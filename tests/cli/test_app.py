@@ -239,7 +239,7 @@ def test_a_closed_pipe_is_no_error_to_talk_about(store):
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(writer)
     assert done.stderr == ""
-    assert done.returncode in (1, 141)
+    assert done.returncode == 141
 
 
 def test_a_full_disk_is_one_line(store):
@@ -287,3 +287,18 @@ def test_an_error_that_cannot_be_said_keeps_its_exit_code(monkeypatch, unbuffere
     with open("/dev/full", "w") as full:
         ran = subprocess.run([sys.executable, "-m", "nearlm", "info", "no-such-store"], stderr=full, check=False)
     assert ran.returncode == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_warning_that_cannot_be_said_does_not_matter(monkeypatch, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    warned = "lambda *_: [warnings.warn(kind('of something'), stacklevel=1) for kind in (NearLMWarning, UserWarning)]"
+    script = (
+        "import sys, warnings; from nearlm.base import NearLMWarning; from nearlm.cli import app\n"
+        f"app.app = type('App', (), dict(__call__={warned}))()\n"
+        "sys.argv = ['nearlm', 'info', 'x']; app.main()"
+    )
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run([sys.executable, "-c", script], stderr=full, check=False)
+    assert ran.returncode == 0

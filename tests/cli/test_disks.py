@@ -16,7 +16,7 @@ from refusals import is_refusal
 from calls import build, build_index
 from nearlm import cli
 from nearlm.base import files
-from nearlm.mixing import Gate, Training, tune
+from nearlm.mixing import Gate, Training, build_infinigram, tune
 from nearlm.paper import reproduction, settings
 from nearlm.paper.settings import Setting
 from tiny import make_text
@@ -62,6 +62,7 @@ def made(tmp_path_factory, model_folder):
     build_index(folder / "store", "IVF4,SQ8", quiet=True)
     tune(folder / "store", folder / "valid.txt")
     Gate.train(folder / "store", folder / "valid.txt", training=Training(epochs=1))
+    build_infinigram(folder / "store")
     return folder
 
 

@@ -107,8 +107,9 @@ def test_another_fine_tune_of_the_stores_model_is_refused(knnlm, tmp_path):
     with refused:
         nearlm.evaluate(knnlm.store, tmp_path / "valid.txt", other)
     write_tuned(knnlm.store.layout, Tuned(index="default", lam=0.5, knn_temperature=3.0, k=32))
-    with refused:
-        nearlm.Gate.train(knnlm.store, tmp_path / "valid.txt", other)
+    for train in (nearlm.Gate.train, nearlm.Mixture.train, nearlm.learn_all):
+        with refused:
+            train(knnlm.store, tmp_path / "valid.txt", other)
 
 
 def test_a_model_with_another_tap_is_refused(knnlm):

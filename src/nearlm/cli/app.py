@@ -234,11 +234,12 @@ def main() -> NoReturn:
 
 
 def _show_warning(quiet: bool, message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-    """Print a warning of our own as one line, and others as Python does."""
-    if category.__name__ != "NearLMWarning":  # whose module would be imported for --help too
-        print(warnings.formatwarning(message, category, *where[:2]), file=sys.stderr, end="")
-    elif not quiet:
-        print(f"nearlm: warning: {as_flags(str(message))}", file=sys.stderr)
+    """Print a warning of our own as one line, and others as Python does; what cannot be said does not matter."""
+    line = warnings.formatwarning(message, category, *where[:2])
+    if category.__name__ == "NearLMWarning":  # whose module would be imported for --help too
+        line = "" if quiet else f"nearlm: warning: {as_flags(str(message))}\n"
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, end="")
 
 
 def spell_out(arguments: Sequence[str]) -> Iterator[str]:
