@@ -158,12 +158,12 @@ def test_layers_inside_an_adapter_are_packed_and_those_of_the_adapter():
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
     wrapped = peft.get_peft_model(model, config).eval()
     kept = Packing("float32")
-    for _ in range(2):
+    for change in (wrapped.merge_adapter, wrapped.unmerge_adapter):
         expected = logits(wrapped)
         with kept.in_use(wrapped):
             assert drift(logits(wrapped), expected) < ROUNDING
             assert "base_model.model.model.layers.0.mlp.up_proj.base_layer" in replaced(wrapped)
-        wrapped.merge_adapter()
+        change()
 
 
 class Doubled(nn.Linear):
@@ -254,7 +254,7 @@ def test_little_memory_leaves_the_weights_plain_unless_they_were_asked_for(monke
     with Packing().in_use(model):
         assert replaced(model) == linears(model)
     monkeypatch.setattr("nearlm.base.ram.available_ram", lambda: needed - 1)
-    with pytest.raises(OptionError, match="packed weights need .* of RAM"), packed(model):
+    with pytest.raises(OptionError, match=r"packed weights need .* of RAM"), packed(model):
         pass
 
 
@@ -307,7 +307,7 @@ def test_records_do_not_depend_on_how_weights_are_packed(weights, model_folder, 
     (tmp_path / "text").write_text(make_text(400))
     spec = ModelSpec(str(model_folder), weights=weights)
     other = build(spec, str(tmp_path / "text"), tmp_path / "store", quiet=True)
-    assert other.checksum == store.checksum or other.manifest.files == store.manifest.files
+    assert other.manifest.files == store.manifest.files
 
 
 def test_a_trace_is_kept_for_the_weights_that_it_is_of(model_folder, store, tmp_path):
