@@ -91,6 +91,7 @@ class KNNLM:
         check_lm(store, lm)
         if memory is not None:
             memory.check_model(lm.fingerprint())
+        lm.packing.prepare(lm.model)  # not while somebody takes the time
 
     def __repr__(self) -> str:
         return f"KNNLM({self.lm!r}, {self.memory or 'no memory'})"

@@ -65,6 +65,11 @@ class Packing:
                 f"{type(model).__name__} has none here; leave it out"
             )
 
+    def prepare(self, model: nn.Module) -> None:
+        """Pack a model's layers now, so that the first pass need not."""
+        with turn(model):
+            self._fetch(model)
+
     @contextlib.contextmanager
     def in_use(self, model: nn.Module) -> Iterator[None]:
         """Let a model's linear layers use their packed weights."""

@@ -25,6 +25,6 @@ class ModelSpec:
     """auto, cpu, cuda, cuda:1 …"""
     dtype: str = "auto"
     """auto, float32, bfloat16, float16."""
-    weights: str = AUTO
+    weights: str = "auto"
     """Of linear layers on a CPU, while scoring and generating: float32 (packed), float16 (packed, rounded), or plain.
     [default: float32 if it fits into half of the free memory]"""
