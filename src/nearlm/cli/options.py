@@ -65,7 +65,7 @@ def model_spec(store: Datastore, given: ModelSpec) -> ModelSpec:
         for name in ("revision", "adapter", "quantization")
         if getattr(given, name) is not None
     }
-    loading = {name: getattr(given, name) for name in ("device", "dtype", "trust_remote_code")}
+    loading = {name: getattr(given, name) for name in ("device", "dtype", "trust_remote_code", "weights")}
     return replace(known, **wishes, **loading)
 
 

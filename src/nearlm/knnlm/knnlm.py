@@ -91,6 +91,7 @@ class KNNLM:
         check_lm(store, lm)
         if memory is not None:
             memory.check_model(lm.fingerprint())
+        lm.packing.prepare(lm.model)  # not while somebody takes the time
 
     def __repr__(self) -> str:
         return f"KNNLM({self.lm!r}, {self.memory or 'no memory'})"
@@ -219,7 +220,7 @@ class KNNLM:
         inputs = {"input_ids": ids.to(self.lm.device), "attention_mask": mask.to(self.lm.device)}
         usual = {"pad_token_id": self._pad_id, "tokenizer": self.lm.tokenizer}  # stop_strings need the tokenizer
         model: Any = self.lm.model
-        with turn(model), nullcontext() if self.memory is None else Attachment(self.lm, self.memory):
+        with turn(model), self.lm.packed(), nullcontext() if self.memory is None else Attachment(self.lm, self.memory):
             out = model.generate(**inputs, **{**usual, **options})
         out = getattr(out, "sequences", out).tolist()
         per = len(out) // len(rows)

@@ -103,6 +103,8 @@ def trace_lm(lm: LM, text: TokenText, reading: Reading, reporter: Reporter = QUI
         "text": text.sha256,
         "window": [reading.window, reading.stride, reading.pack],
     }
+    if lm.packing.rounds:
+        depends_on["packing"] = lm.packing.weights
     key = canonical_hash(depends_on)[:24]
     folder = cache_dir() / "traces" / f"lm-{key}"
     columns = {

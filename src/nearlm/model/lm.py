@@ -1,5 +1,6 @@
 """A causal LM as nearlm uses it: windows of tokens in, context vectors and statistics out."""
 
+import contextlib
 import dataclasses
 import functools
 from dataclasses import dataclass
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from nearlm.base import Floats, Ints, ModelError, canonical_hash
+from nearlm.model.packing import Packing
 from nearlm.model.passes import plain_turn
 from nearlm.model.pretrained import load_pretrained
-from nearlm.model.spec import FFN, ModelSpec
+from nearlm.model.spec import FFN, PLAIN, ModelSpec
 from nearlm.model.statistics import statistics_of
 from nearlm.model.tap import Tap, capture, drift, ended_before, find_body, find_head, find_tap, output_of, tolerance
 from nearlm.model.weights import WeightsHash, describe_commit, describe_origin
@@ -50,17 +52,21 @@ class LM:
             self.tap: Tap = find_tap(model, key_tap, self._tiny, _width(model))
             self.dim = self._check_tap()
         self._weights = WeightsHash(None, model)
+        self.packing = Packing(PLAIN)  # a model that somebody else loaded stays as it is
 
     @classmethod
     def load(cls, spec: ModelSpec | str, *, key_tap: str = FFN) -> "LM":
         """Load a model by name, folder or GGUF file."""
         if isinstance(spec, str):
             spec = ModelSpec(spec)
+        packing = Packing(spec.weights)
         origin = describe_origin(spec)
         model, tokenizer = load_pretrained(spec)
         lm = cls(model, tokenizer, key_tap=key_tap, name=spec.model)
         lm.spec = spec
         lm._weights = WeightsHash(origin or describe_commit(spec, model), model)
+        packing.check(model)
+        lm.packing = packing
         return lm
 
     def __repr__(self) -> str:
@@ -82,8 +88,15 @@ class LM:
         """The longest window that the model can read, if it says so."""
         return longest_window(self.model)
 
+    def packed(self) -> contextlib.AbstractContextManager[None]:
+        """Use packed weights in the passes of a `with` block, if the model was loaded for that."""
+        return self.packing.in_use(self.model)
+
     def keys(self, batch: Batch) -> Tensor:
-        """Return the context vectors of a batch's recorded positions, [records, dim]; the LM head is not run."""
+        """Return the context vectors of a batch's recorded positions, [records, dim]; the LM head is not run.
+
+        They come from the plain weights, so that a store does not depend on how those are packed.
+        """
         ids = torch.from_numpy(batch.ids).to(self.device)
         with torch.inference_mode():
             return _pick(self._vectors(ids), torch.from_numpy(batch.recorded))
@@ -98,7 +111,7 @@ class LM:
         recorded = torch.from_numpy(batch.recorded)
         targets = torch.from_numpy(batch.targets)
         rows = max(1, SLICE_BYTES // (4 * self.vocab_size))
-        with torch.inference_mode(), plain_turn(self.model):
+        with torch.inference_mode(), plain_turn(self.model), self.packed():
             body = self._body
             with capture(self.tap, stop=False) as inside:
                 output = output_of(body, self.model, ids)

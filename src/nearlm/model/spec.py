@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 BUILT_IN = ("smollm2-135m",)
 FFN = "ffn"  # where keys come from unless another tap is named
+AUTO, FLOAT32, FLOAT16, PLAIN = WEIGHTS = ("auto", "float32", "float16", "plain")
 
 
 @dataclass(frozen=True)
@@ -24,3 +25,6 @@ class ModelSpec:
     """auto, cpu, cuda, cuda:1 …"""
     dtype: str = "auto"
     """auto, float32, bfloat16, float16."""
+    weights: str = "auto"
+    """Of linear layers on a CPU, while scoring and generating: float32 (packed), float16 (packed, rounded), or plain.
+    [default: float32 if it fits into half of the free memory]"""

@@ -95,7 +95,12 @@ def _state(model: nn.Module) -> State:
     """Return what changes with the weights: the place, version and some values of each."""
     tensors = (*model.parameters(), *model.buffers())
     floats = [each for each in tensors if each.is_floating_point()]  # nobody changes codes, but they are packed again
-    return [(each.data_ptr(), each.dtype, _version(each), _sample(each)) for each in floats]
+    return [state_of(each) for each in floats]
+
+
+def state_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Return what changes with a tensor's numbers: its place, version and some of them."""
+    return tensor.data_ptr(), tensor.dtype, _version(tensor), _sample(tensor)
 
 
 def _version(tensor: Tensor) -> int:
