@@ -27,4 +27,6 @@ def test_bytes_are_those_of_faiss():
         codes = unpack_from_faiss(raw, 7, bits)
         np.testing.assert_array_equal(pack_like_faiss(codes, bits), raw)
         step = np.ptp(keys, axis=0) / (2**bits - 1)
-        np.testing.assert_allclose((codes + 2 ** (bits - 1) + 0.5) * step + keys.min(0), keys, atol=step.max())
+        np.testing.assert_allclose(
+            (codes.astype(float) + 2 ** (bits - 1) + 0.5) * step + keys.min(0), keys, atol=step.max()
+        )

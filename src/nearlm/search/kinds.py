@@ -22,6 +22,7 @@ _SHORTEST, _LONGEST = 256, 832  # records of a list
 _NPROBE, _NPROBE_OF_FEW = 8, 16
 _AUTO_BITS, _AUTO_AXES = 8, 192
 _HALF_WHITE = -0.25
+_LINKS = 66  # of a node of HNSW32, about
 _ALWAYS = 1 << 12  # a number that a factory may have in any store
 _UNITS = {"": 1, "k": 1 << 10, "M": 1 << 20}
 
@@ -67,9 +68,7 @@ def choose_index(
     """
     check_at_least(1, bytes=code_bytes)
     if code_bytes is not None and factory != AUTO:
-        raise OptionError(
-            f"`bytes` is {code_bytes}, which only `factory='auto'` goes by, not {factory!r}; leave it out"
-        )
+        raise OptionError(f"`bytes` is {code_bytes}, but only `factory='auto'` goes by it, not {factory!r}")
     if factory == "flat":
         spec = IndexSpec("Flat")
     elif factory == PAPER:
@@ -152,13 +151,18 @@ def _best_code(dim: int, code_bytes: int | None) -> tuple[int, int]:
 
 def code_bytes_within(ram: int, records: int, dim: int) -> int:
     """Return how many bytes a code may have if an `auto` index is to take no more than `ram`."""
-    lists = list_count(_auto(records, dim, None))
-    left = ram - lists * 4 * (min(dim, _AUTO_AXES) + 66)  # centroids, and their graph
-    most = min(left // max(records, 1) - RECORD_BYTES, dim)
-    if most < 1:
-        least = records * (RECORD_BYTES + 8) + ram - left
-        raise OptionError(f"`ram` is {size(ram)}, too little for {records:,} records: expected at least {size(least)}")
-    return int(most)
+    for code_bytes in range(dim, 0, -1):
+        if index_bytes(_auto(records, dim, code_bytes), records, dim) <= ram:
+            return code_bytes
+    least = size(index_bytes(_auto(records, dim, 1), records, dim))
+    raise OptionError(f"`ram` is {size(ram)}, too little for {records:,} records: expected at least {least}")
+
+
+def index_bytes(spec: IndexSpec, records: int, dim: int) -> int:
+    """Return how many bytes an `auto` index of so many records takes, about: codes, and centroids with their graph."""
+    axes = spec.pca or dim
+    lists = list_count(spec) * (4 * axes + 4 * _LINKS * ("_HNSW" in spec.factory))
+    return records * (-(-axes * (code_bits(spec) or 32) // 8) + RECORD_BYTES) + lists + 4 * dim * axes
 
 
 def sample_size(spec: IndexSpec, records: int) -> int:
