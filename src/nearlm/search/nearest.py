@@ -23,20 +23,26 @@ def nearest_lists(products: Floats, squares: Floats, nprobe: int) -> Ints:
 
 @numba.njit(cache=True, parallel=True, nogil=True)
 def _lists_kernel(products, squares, lists):  # type: ignore[no-untyped-def]
-    nprobe = lists.shape[1]
     for i in numba.prange(len(lists)):
-        best = np.full(nprobe, np.inf, np.float32)
-        for number in range(len(squares)):
-            score = squares[number] - 2 * products[i, number]
-            if not score < best[-1]:
-                continue
-            place = nprobe - 1
-            while place > 0 and score < best[place - 1]:
-                best[place] = best[place - 1]
-                lists[i, place] = lists[i, place - 1]
-                place -= 1
-            best[place] = score
-            lists[i, place] = number
+        pick_lists(products[i], squares, lists[i])
+
+
+@numba.njit(cache=True)
+def pick_lists(products, squares, lists):  # type: ignore[no-untyped-def]
+    """Write the nearest lists of one query, nearest first; what is there where there are no more stays."""
+    nprobe = len(lists)
+    best = np.full(nprobe, np.inf, np.float32)
+    for number in range(len(squares)):
+        score = squares[number] - 2 * products[number]
+        if not score < best[-1]:
+            continue
+        place = nprobe - 1
+        while place > 0 and score < best[place - 1]:
+            best[place] = best[place - 1]
+            lists[place] = lists[place - 1]
+            place -= 1
+        best[place] = score
+        lists[place] = number
 
 
 def guess_limits(sample: Floats, sampled: Visits, visits: Visits, k: int) -> Floats:
@@ -69,11 +75,17 @@ def select(
 @numba.njit(cache=True, parallel=True, nogil=True)
 def _guess_kernel(sample, places, begins, k, limits):  # type: ignore[no-untyped-def]
     for i in numba.prange(len(limits)):
-        row = sample[places[i, 0] : places[i, -1]]
-        rank = k / EVERY
-        taken = int(rank + 3 * np.sqrt(rank) + 3)
-        if 2 * k <= begins[i, -1] - begins[i, 0] and taken < len(row):
-            limits[i] = _smallest(row, taken)
+        limits[i] = guess_limit(sample[places[i, 0] : places[i, -1]], k, begins[i, -1] - begins[i, 0])
+
+
+@numba.njit(cache=True)
+def guess_limit(sample, k, candidates):  # type: ignore[no-untyped-def]
+    """Return a distance within which a little more than k of so many candidates lie; infinity if it does not pay."""
+    rank = k / EVERY
+    taken = int(rank + 3 * np.sqrt(rank) + 3)
+    if 2 * k <= candidates and taken < len(sample):
+        return _smallest(sample, taken)
+    return np.float32(np.inf)
 
 
 @numba.njit(cache=True, parallel=True, nogil=True)
@@ -97,15 +109,22 @@ def _select_kernel(near, rows, counts, limits, probed, begins, offsets, record_i
                 values[at + j] = near[begin + j]
                 places[at + j] = rows[begin + j] + offsets[probed[i, probe]]
             at += count
-        if kept > k:
-            kept = _nearest(values, places, k)
-        if ordered:
-            order = np.argsort(values[:kept], kind="mergesort")
-            values = values[order]
-            places = places[order]
-        for j in range(kept):
-            distances[i, j] = max(values[j], np.float32(0))
-            ids[i, j] = record_ids[places[j]]
+        write_nearest(values, places, record_ids, ordered, distances[i], ids[i])
+
+
+@numba.njit(cache=True)
+def write_nearest(values, places, record_ids, ordered, distances, ids):  # type: ignore[no-untyped-def]
+    """Write distances and ids of the nearest of a query's candidates; their values and places change."""
+    kept = len(values)
+    if kept > len(ids):
+        kept = _nearest(values, places, len(ids))
+    if ordered:
+        order = np.argsort(values[:kept], kind="mergesort")
+        values = values[order]
+        places = places[order]
+    for j in range(kept):
+        distances[j] = max(values[j], np.float32(0))
+        ids[j] = record_ids[places[j]]
 
 
 @numba.njit(cache=True)

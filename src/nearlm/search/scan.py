@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nearlm.base import Array, ArrayFile, Floats, Ids, Ints, blocks, files
-from nearlm.base.threads import threads_for
+from nearlm.base.threads import FEW
+from nearlm.search.few import FewScan
 from nearlm.search.nearest import EVERY, guess_limits, nearest_lists, select
 from nearlm.search.packing import Codes, pack, pack_like_faiss, unpack, unpack_from_faiss
 from nearlm.search.vectors import multiply_matrix
@@ -138,17 +139,27 @@ class ListScan:
         means = index.quantizer.reconstruct_n(0, index.nlist)
         if index.by_residual:
             self.centroids = means
-        self._means = means if isinstance(index.quantizer, faiss.IndexFlat) else None
-        self._squares = np.square(means).sum(1)
+        self.means = means if isinstance(index.quantizer, faiss.IndexFlat) else None
+        self.squares = np.square(means).sum(1)
+        self._few = FewScan(self)
 
     def search(self, queries: Floats, k: int, nprobe: int, *, ordered: bool = True) -> Found:
         """Return squared distances and ids, [n, k], padded with inf and -1, nearest first if `ordered`."""
         distances = np.full((len(queries), k), np.inf, np.float32)
         ids = np.full((len(queries), k), -1, np.int64)
-        with threads_for(len(queries)):
-            for part in blocks(len(queries), _QUERIES):
-                self._search(queries[part], nprobe, ordered, distances[part], ids[part])
+        if len(queries) <= FEW:
+            self._few.search(queries, self._lists_of(queries, nprobe), ordered, distances, ids)
+            return distances, ids
+        for part in blocks(len(queries), _QUERIES):
+            self._search(queries[part], nprobe, ordered, distances[part], ids[part])
         return distances, ids
+
+    def _lists_of(self, queries: Floats, nprobe: int) -> Ints:
+        """Return the lists of a few queries if FAISS must find them, and else room for them."""
+        nprobe = min(nprobe, len(self.lists.offsets) - 1)
+        if self.means is None:
+            return self._probe(queries, nprobe)
+        return np.full((len(queries), nprobe), -1, np.int64)
 
     def _search(
         self, queries: Floats, nprobe: int, ordered: bool, distances: Floats, ids: Ints, *, guess: bool = True
@@ -182,9 +193,9 @@ class ListScan:
 
         FAISS is asked only if it has more than centroids: its threads and numba's get in each other's way.
         """
-        if self._means is None:
+        if self.means is None:
             return self.quantizer.search(queries, nprobe)[1]  # type: ignore[no-any-return]
-        return nearest_lists(multiply_matrix(queries, self._means), self._squares, nprobe)
+        return nearest_lists(multiply_matrix(queries, self.means), self.squares, nprobe)
 
     def _room(self, visits: Visits) -> Kept:
         """Return room for all candidates, the same each time: fresh pages cost more than what is written into them."""

@@ -236,13 +236,18 @@ def multiply(a, m, some, b, row, every, rows, out):  # type: ignore[no-untyped-d
 
 def multiply_matrix(a: Floats, b: Floats) -> Floats:
     """Return a · bᵀ for rows [n, d] and [m, d] in C order; a row's numbers do not depend on the other rows."""
-    width = -(-a.shape[1] // LANES) * LANES
+    width = padded(a.shape[1])
     out = np.empty((-(-len(a) // 4) * 4, -(-len(b) // ROWS) * ROWS), np.float32)
-    _matrix_kernel(_widen(a, width), _widen(b, width), out)
+    _matrix_kernel(widen(a, width), widen(b, width), out)
     return out[: len(a), : len(b)]
 
 
-def _widen(rows: Floats, width: int) -> Floats:
+def padded(width: int) -> int:
+    """Return how wide rows must be for `multiply`, at least."""
+    return -(-width // LANES) * LANES
+
+
+def widen(rows: Floats, width: int) -> Floats:
     """Return rows that are filled up with zeros to a width."""
     if rows.shape[1] == width:
         return rows

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from nearlm.base import Floats, Int32s, Ints
 from nearlm.search.packing import unpack_row
-from nearlm.search.vectors import LANES, ROWS, distances_within, lowest_bit, multiply
+from nearlm.search.vectors import ROWS, distances_within, lowest_bit, multiply, padded
 
 _MOST = 2**15 - 1  # of a weight
 _MOST_SUM = 2**31 - 1
@@ -100,36 +100,45 @@ class Kept(NamedTuple):
 def weigh(queries: Floats, centroids: Floats, scale: Floats, centre: Floats, visits: Visits) -> Weights:
     """Turn queries into weights of codes, for each pair in its order."""
     count = len(visits.pairs)
-    width = -(-queries.shape[1] // LANES) * LANES
+    width = padded(queries.shape[1])
     made = Weights(np.empty((count, width), np.int16), np.empty(count, np.float32), np.empty(count, np.float32))
-    most = min(_MOST, _MOST_SUM // (128 * width))
-    _weigh_kernel(queries, centroids, scale, centre, visits.probed, visits.pairs, most, *made)
+    _weigh_kernel(queries, centroids, scale, centre, visits.probed, visits.pairs, most_weight(width), *made)
     return made
+
+
+def most_weight(width: int) -> int:
+    """Return the largest weight for which sums of so many products with codes fit in 32 bits."""
+    return min(_MOST, _MOST_SUM // (128 * width))
 
 
 @numba.njit(cache=True, parallel=True, nogil=True)
 def _weigh_kernel(queries, centroids, scale, centre, probed, pairs, most, weights, constant, step):  # type: ignore[no-untyped-def]
-    dim = queries.shape[1]
     for p in numba.prange(len(pairs)):
         i, probe = divmod(pairs[p], probed.shape[1])
-        number = max(probed[i, probe], 0)
-        largest = np.float32(0)
-        squares = np.zeros(4, np.float64)
-        rest = np.empty(dim, np.float32)
-        for d in range(dim):
-            away = queries[i, d] - centroids[number, d] - centre[d]
-            rest[d] = away * scale[d]
-            largest = max(largest, abs(rest[d]))
-            squares[d & 3] += away * away
-        constant[p] = squares.sum()
-        step[p] = np.float32(2) * largest / np.float32(most)
-        finer = np.float32(most) / largest if 0 < largest < np.inf else np.float32(0)
-        for d in range(dim):
-            weights[p, d] = np.int16(np.rint(rest[d] * finer)) if finer > 0 else np.int16(0)
-        weights[p, dim:] = 0
-        if not np.isfinite(constant[p]):
-            constant[p] = np.inf
-            step[p] = 0
+        centroid = centroids[max(probed[i, probe], 0)]
+        constant[p], step[p] = weigh_one(queries[i], centroid, scale, centre, most, weights[p])
+
+
+@numba.njit(cache=True)
+def weigh_one(query, centroid, scale, centre, most, weights):  # type: ignore[no-untyped-def]
+    """Write a query's weights of the codes of one list; return the constant and the step of its distances."""
+    dim = len(query)
+    largest = np.float32(0)
+    squares = np.zeros(4, np.float64)
+    rest = np.empty(dim, np.float32)
+    for d in range(dim):
+        away = query[d] - centroid[d] - centre[d]
+        rest[d] = away * scale[d]
+        largest = max(largest, abs(rest[d]))
+        squares[d & 3] += away * away
+    constant = np.float32(squares.sum())
+    finer = np.float32(most) / largest if 0 < largest < np.inf else np.float32(0)
+    for d in range(dim):
+        weights[d] = np.int16(np.rint(rest[d] * finer)) if finer > 0 else np.int16(0)
+    weights[dim:] = 0
+    if not np.isfinite(constant):
+        return np.float32(np.inf), np.float32(0)
+    return constant, np.float32(2) * largest / np.float32(most)
 
 
 def visit(weights: Weights, limits: Floats, lists: Any, visits: Visits, room: Kept) -> Kept:
@@ -192,12 +201,12 @@ def _visit_kernel(  # type: ignore[no-untyped-def]
                     limit = limits[pair // nprobe]
                     within = distances_within(sums, n, constant[m + n], step[m + n], norms, limit, near)
                     at = begins[pair // nprobe, pair % nprobe] + counts[pair]
-                    counts[pair] += _keep(within, near, first, distances[at:], rows[at:])
+                    counts[pair] += keep(within, near, first, distances[at:], rows[at:])
                 m += some
 
 
 @numba.njit(cache=True, inline="always")
-def _keep(within, near, first, distances, rows):  # type: ignore[no-untyped-def]
+def keep(within, near, first, distances, rows):  # type: ignore[no-untyped-def]
     """Write what is within the limit, bit by bit; return how many there are."""
     kept = 0
     while within:
