@@ -30,8 +30,8 @@ export function classesOf(token) {
 }
 
 const LEGENDS = {
-  share: ["0 %", ["s0", "s1", "s2", "s3", "s4", "s5"], "100 % from memory"],
-  gain: ["−3 bits, worse", ["l4", "l3", "l2", "l1", "g0", "g1", "g2", "g3", "g4"], "+3 bits, better"],
+  share: ["0 %", ["s0", "s1", "s2", "s3", "s4", "s5"], "100 %"],
+  gain: ["worse", ["l4", "l3", "l2", "l1", "g0", "g1", "g2", "g3", "g4"], "better"],
 };
 
 /** Show the legend of a scale. */

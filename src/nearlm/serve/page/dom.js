@@ -33,6 +33,11 @@ export function debounce(action, milliseconds) {
   };
 }
 
+/** Bring the settings and what is below them into view, if the result would begin far down. */
+export function showResult() {
+  if (find("result").getBoundingClientRect().top > innerHeight * 0.6) find("settings").scrollIntoView({ block: "start" });
+}
+
 /** Say something to a screen reader. */
 export function announce(message) {
   find("live").textContent = message;

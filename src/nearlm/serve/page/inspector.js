@@ -4,6 +4,7 @@ import { gainOf, shareOf } from "./colours.js";
 import { bar, make } from "./dom.js";
 import { bits, count, percent, plural, visible, weight } from "./format.js";
 
+const BEFORE = 150; // characters of a neighbour's context that are shown
 const NAMES = { lm: "model", knn: "kNN", "infini-gram": "∞-gram", text: "text so far" };
 
 export class Inspector {
@@ -52,7 +53,7 @@ export class Inspector {
     return make(
       "div", { class: "head" },
       make("h2", {}, make("code", {}, visible(token.token))),
-      make("span", { class: "status" }, `${index + 1}, id ${token.id ?? "–"}`),
+      make("span", { class: "status" }, `token ${index + 1}, id ${token.id ?? "–"}`),
       step("Token before", "‹", -1), step("Next token", "›", 1), close,
     );
   }
@@ -91,13 +92,14 @@ export class Inspector {
   }
 
   #neighbor(one, context, heaviest) {
-    const shared = sharedSuffix(one.before, context);
+    const before = lastWords(one.before);
+    const shared = sharedSuffix(before, context);
     const text = make(
       "p", { class: "context" },
-      one.before.slice(0, one.before.length - shared),
-      make("span", { class: "shared", title: "the same as here" }, one.before.slice(one.before.length - shared)),
+      before.slice(0, before.length - shared),
+      make("span", { class: "shared", title: "the same as here" }, before.slice(before.length - shared)),
       make("mark", { class: one.match ? "match" : "other" }, one.token.trim() ? one.token : visible(one.token)),
-      make("span", { class: "after" }, one.after),
+      one.after,
     );
     const head = make(
       "div", { class: "from" },
@@ -133,6 +135,11 @@ function weights(given) {
     list.append(make("div", {}, make("dt", {}, NAMES[name] ?? name), make("dd", {}, bar([name === "lm" ? "lm" : "memory", value]), make("span", {}, weight(value)))));
   }
   return make("div", {}, make("h3", {}, "Weights"), list);
+}
+
+/** The end of a context, from a word on. */
+function lastWords(text) {
+  return text.length <= BEFORE ? text : `…${text.slice(-BEFORE).replace(/^\S*\s/, "")}`;
 }
 
 /** How many characters at the end of two texts are the same, white space counted as one kind. */

@@ -126,7 +126,7 @@ find("error").lastChild.addEventListener("click", () => retry?.());
 addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && job()) {
     event.preventDefault();
-    job().start();
+    document.querySelector(`#${tabs.name} form`).requestSubmit();
   }
 });
 tabs.start();

@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { gainOf } from "./colours.js";
-import { announce, find, make } from "./dom.js";
+import { announce, find, make, showResult } from "./dom.js";
 import { count, percent, plural } from "./format.js";
 import { Run } from "./run.js";
 import { TokenView } from "./tokens.js";
@@ -22,24 +22,34 @@ export class Score {
     find("score-form").addEventListener("submit", (event) => {
       event.preventDefault();
       this.start();
+      showResult();
     });
     find("score-stop").addEventListener("click", () => this.run.stop());
   }
 
   /** Score again, if something was scored already. */
   changed() {
-    if (this.run.running || !this.view.empty) this.start();
+    const begun = this.run.running || !this.view.empty;
+    if (begun && JSON.stringify(this.#request()) !== this.asked) this.start();
   }
 
   start() {
-    const text = find("text").value;
-    if (!text.trim()) return this.onError(new Error("There is no text to score. Paste one first."));
+    const body = this.#request();
+    if (!body.text.trim()) return this.onError(new Error("There is no text to score. Paste one first."));
     this.onError(null);
-    return this.run.start((signal) => this.#score(text, signal));
+    this.asked = JSON.stringify(body);
+    return this.run.start((signal) => this.#score(body, signal));
   }
 
-  async #score(text, signal) {
-    const body = { model: this.model(), text, nearlm: { explain: true, neighbors: NEIGHBORS, ...this.settings() } };
+  #request() {
+    return {
+      model: this.model(),
+      text: find("text").value,
+      nearlm: { explain: true, neighbors: NEIGHBORS, ...this.settings() },
+    };
+  }
+
+  async #score(body, signal) {
     const found = await ask("v1/nearlm/score", { body, signal });
     this.view.begin();
     this.view.append(found.tokens);

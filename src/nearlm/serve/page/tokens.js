@@ -98,9 +98,9 @@ export class TokenView {
     span.tabIndex = -1;
     if (index === 0) this.#reach(span);
     if (/^\s*\n/.test(token.token)) span.classList.add("newline");
-    if (this.changed < 0 && this.before.length && this.before[index] !== token.id) {
+    if (this.changed < 0 && index < this.before.length && this.before[index] !== token.id) {
       this.changed = index;
-      if (index > 0) span.classList.add("changed");
+      span.classList.add("changed");
     }
     return span;
   }

@@ -2,7 +2,7 @@
 
 import { stream } from "./api.js";
 import { shareOf } from "./colours.js";
-import { announce, debounce, find } from "./dom.js";
+import { announce, debounce, find, showResult } from "./dom.js";
 import { percent, plural } from "./format.js";
 import { Run } from "./run.js";
 import { TokenView } from "./tokens.js";
@@ -21,6 +21,7 @@ export class Write {
     find("prompt-form").addEventListener("submit", (event) => {
       event.preventDefault();
       this.start();
+      showResult();
     });
     find("stop").addEventListener("click", () => this.run.stop());
     const again = debounce(() => this.changed(), 250);
@@ -29,28 +30,34 @@ export class Write {
 
   /** Write again, if something was written already. */
   changed() {
-    if (this.run.running || !this.view.empty) this.start();
+    const begun = this.run.running || !this.view.empty;
+    if (begun && JSON.stringify(this.#request()) !== this.asked) this.start();
   }
 
   start() {
-    const prompt = find("prompt").value;
     if (!find("prompt-form").reportValidity()) return null;
-    if (!prompt.trim()) return this.onError(new Error("The prompt is empty. Type the beginning of a text first."));
+    const body = this.#request();
+    if (!body.prompt.trim()) return this.onError(new Error("The prompt is empty. Type the beginning of a text first."));
     this.onError(null);
-    return this.run.start((signal) => this.#write(prompt, signal));
+    this.asked = JSON.stringify(body);
+    return this.run.start((signal) => this.#write(body, signal));
   }
 
-  async #write(prompt, signal) {
-    const body = {
+  #request() {
+    return {
       model: this.model(),
-      prompt,
+      prompt: find("prompt").value,
       stream: true,
       max_tokens: find("max-tokens").valueAsNumber,
       temperature: find("temperature").valueAsNumber,
       seed: find("seed").valueAsNumber,
       nearlm: { explain: true, neighbors: NEIGHBORS, ...this.settings() },
     };
-    const view = this.view;
+  }
+
+  async #write(body, signal) {
+    const { view } = this;
+    const { prompt } = body;
     let begun = 0;
     try {
       for await (const event of stream("v1/completions", body, signal)) {
@@ -85,9 +92,9 @@ export class Write {
     if (tokens.length > 1 && seconds > 0.2) said.push(`${((tokens.length - 1) / seconds).toFixed(1)}/s`);
     if (done) {
       const share = tokens.reduce((sum, token) => sum + shareOf(token), 0) / Math.max(tokens.length, 1);
-      said.push(`${percent(share)} from memory`);
-      if (changed > 0) said.push(`new from token ${changed + 1} on`);
-      else if (before.length && changed < 0) said.push("the same as before");
+      said.push(`${percent(share)} memory`);
+      if (changed >= 0) said.push(`new from token ${changed + 1} on`);
+      else if (before.length) said.push("the same as before");
       if (stopped) said.push("stopped");
     }
     this.status = said.join(" · ");
