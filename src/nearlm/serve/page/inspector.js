@@ -104,7 +104,7 @@ export class Inspector {
     const head = make(
       "div", { class: "from" },
       this.#link(one.document),
-      make("span", { class: "status", title: "distance of the contexts" }, one.distance == null ? "" : `d ${one.distance.toPrecision(3)}`),
+      make("span", { class: "status", title: "squared distance of the contexts" }, one.distance == null ? "" : `d ${one.distance.toPrecision(3)}`),
       make("span", { class: "status", title: "weight among the neighbours" }, weight(one.weight)),
     );
     return make("li", { class: one.match ? "match" : "" }, head, bar(["memory", (one.weight ?? 0) / heaviest]), text);

@@ -51,7 +51,7 @@ export class Score {
 
   async #score(body, signal) {
     const found = await ask("v1/nearlm/score", { body, signal });
-    this.view.begin();
+    this.view.begin(unscored(body.text, found.tokens));
     this.view.append(found.tokens);
     this.view.end();
     const better = found.tokens.filter((token) => gainOf(token) >= FELT).length;
@@ -69,6 +69,12 @@ export class Score {
     else if (this.status.endsWith("…")) this.status = "";
     this.onStatus();
   }
+}
+
+/** The beginning of a text that nothing predicts, as its first token without a BOS. */
+function unscored(text, tokens) {
+  const scored = tokens.map((token) => token.token).join("");
+  return text.endsWith(scored) ? text.slice(0, text.length - scored.length) : "";
 }
 
 /** A table of what a text costs with and without the memory. */

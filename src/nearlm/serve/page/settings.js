@@ -18,6 +18,7 @@ export class Settings {
     this.onChange = onChange;
     this.chosen = {}; // only what was moved
     this.own = {}; // the store's
+    this.searchable = true;
     find("memory").addEventListener("change", () => this.#changed());
     find("reset").addEventListener("click", () => this.#reset(Object.keys(SLIDERS)));
     for (const [name, { values }] of Object.entries(SLIDERS)) {
@@ -37,6 +38,8 @@ export class Settings {
   /** Show the settings of a store where nothing was chosen. */
   of(store) {
     this.own = store?.settings ?? {};
+    this.searchable = store?.has_keys !== false; // without keys there is nothing to search, and nothing to set
+    if (!this.searchable) this.chosen = {};
     this.#show();
   }
 
@@ -60,7 +63,7 @@ export class Settings {
   }
 
   #show() {
-    const on = find("memory").checked;
+    const on = find("memory").checked && this.searchable;
     for (const [name, slider] of Object.entries(SLIDERS)) {
       const input = find(name);
       const auto = !(name in this.chosen);
@@ -84,7 +87,7 @@ export class Settings {
   /** What "auto" stands for. */
   #own(name, { format }) {
     const { mixture, gate } = this.own;
-    const decided = (kind) => kind && kind !== "none";
+    const decided = (kind) => kind && kind !== "none" && Object.keys(this.chosen).length === 0; // else one λ for all
     if (name === "lam" && decided(mixture)) return "auto (mixture)";
     if (name === "lam" && decided(gate)) return "auto (gate)";
     return this.own[name] == null ? "auto" : `auto (${format(this.own[name])})`;

@@ -46,12 +46,13 @@ export class Stores {
     const query = find("query").value.trim();
     return this.listing.start(async (signal) => {
       const where = new URLSearchParams({ query, offset, limit: PAGE });
-      const { total, documents } = await ask(`${this.#path()}/documents?${where}`, { signal });
+      const { total, documents, complete } = await ask(`${this.#path()}/documents?${where}`, { signal });
       const items = documents.map((document, index) => this.#item(document, document.number ?? offset + index));
       if (offset) find("document-list").append(...items);
       else find("document-list").replaceChildren(...items);
       this.shown = offset + documents.length;
-      find("found").textContent = query ? `${count(total)} of ${plural(this.current.documents, "document")}` : plural(total, "document");
+      const all = plural(this.current.documents, "document");
+      find("found").textContent = query ? `${count(total)} of ${all}${complete === false ? ", not all were searched" : ""}` : all;
       find("more").hidden = this.shown >= total;
       if (offset) items[0]?.firstChild.focus();
     });

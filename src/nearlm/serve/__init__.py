@@ -1,0 +1,1 @@
+"""HTTP server and inspector page (extra `serve`)."""
