@@ -18,6 +18,7 @@ from nearlm.serve.errors import APIError
 from nearlm.serve.guard import Guard
 from nearlm.serve.limits import Limits
 from nearlm.serve.metrics import Metrics
+from nearlm.serve.page_files import add_page
 from nearlm.serve.requests import ChatRequest, CompletionRequest, ScoreRequest
 from nearlm.serve.tasks import PromptRead
 
@@ -34,6 +35,7 @@ def make_app(
     _add_openai(app, catalog, counter)
     _add_memory(app, catalog, counter)
     _add_operation(app, metrics)
+    add_page(app)
     app.add_middleware(Guard, metrics=metrics, max_body_bytes=limits.max_body_bytes, key=key, any_host=any_host)
     return app
 
