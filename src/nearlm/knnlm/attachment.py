@@ -155,9 +155,7 @@ def _by_name(parameters: inspect.Signature, args: Any, kwargs: dict[str, Any]) -
     return named
 
 
-def _mix(
-    memory: Memory, logits: Tensor, keys: Tensor, contexts: Contexts | None, watch: Watch | None = None
-) -> Tensor:
+def _mix(memory: Memory, logits: Tensor, keys: Tensor, contexts: Contexts | None, watch: Watch | None = None) -> Tensor:
     """Return log p of the mixture for logits [batch, positions, vocabulary]."""
     exact = logits.dtype if logits.dtype == torch.float64 else torch.float32
     flat = logits.reshape(-1, logits.shape[-1])

@@ -70,6 +70,7 @@ class Explanation:
     nearest: list[tuple[float, Context]]
     sources: dict[str, tuple[float, float]] = field(default_factory=dict)  # of a mixture: each one's weight and p
     suffix: Suffix | None = None
+    drafted: bool = False  # of a token that was generated
 
 
 class KNNLM:

@@ -31,7 +31,8 @@ _OF_THE_LOOP = {"past_key_values", "attention_mask", "position_ids", "cache_posi
 class Speculation:
     """Continues one sequence; afterwards it tells which tokens were drafted, and how many passes there were.
 
-    `seconds` are those of passes over one token, two, three, …, here all alike; `watch` is to be told what the memory says in each.
+    `seconds` are those of passes over one token, two, three, …, by default all alike; `watch` is to be told what the
+    memory says in each pass.
     """
 
     drafter: Drafter
@@ -158,10 +159,7 @@ class _Writer:
     def _add(self, logits: Tensor) -> int:
         """Choose the next token from the logits, [1, vocabulary]."""
         scores = self._processor(self.ids, logits.to(copy=True, dtype=torch.float32, device=self.ids.device))
-        if self._sample:
-            chosen = torch.multinomial(scores.softmax(-1), num_samples=1).squeeze(1)
-        else:
-            chosen = scores.argmax(-1)
+        chosen = _draw(scores) if self._sample else scores.argmax(-1)
         token = int(chosen)
         self._text[self.ids.shape[1]] = token
         self.ids = torch.cat([self.ids, chosen[:, None]], 1)
@@ -169,6 +167,10 @@ class _Writer:
             self._streamer.put(chosen.cpu())
         self.ended = bool(self._stopping(self.ids, None).all())
         return token
+
+
+def _draw(scores: Tensor) -> Tensor:
+    return torch.multinomial(scores.softmax(-1), num_samples=1).squeeze(1)
 
 
 def can_crop(model: Any, cache: Any) -> bool:
