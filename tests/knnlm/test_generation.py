@@ -8,6 +8,7 @@ from calls import load_knnlm
 from nearlm.knnlm import generation
 from nearlm.knnlm.generation import Continuation
 from nearlm.knnlm.pass_costs import PassCosts
+from nearlm.knnlm.speculation import Pass
 
 PROMPT = "the licence grants"
 
@@ -30,13 +31,14 @@ def both(knnlm, prompts, **options):
 def test_a_continuation_says_what_was_drafted(bare):
     start = bare.lm.tokenizer.decode(bare.store.tokens[1:40].tolist())
     (made,) = both(bare, [start], max_new_tokens=40, do_sample=False)
-    assert made.passes < len(made.tokens) == len(made.drafted) == 40
-    assert sum(made.drafted) == 40 - made.passes and made.tokens_per_pass > 1
+    assert len(made.passes) < len(made.tokens) == len(made.drafted) == 40
+    assert sum(one.written for one in made.passes) == 40 and made.passes[0] == Pass(0, 1)
+    assert sum(made.drafted) == 40 - len(made.passes) and made.tokens_per_pass > 1
     assert made.prompt == bare.prompt_ids(start) and made.seconds > 0 and "per pass" in repr(made)
 
 
 def test_numbers_of_a_continuation():
-    made = Continuation([1], [2, 3, 4, 5], [False, True, True, False], 2, 0.5)
+    made = Continuation([1], [2, 3, 4, 5], [False, True, True, False], [Pass(0, 1), Pass(3, 3)], 0.5)
     assert (made.tokens_per_pass, made.tokens_per_second) == (2.0, 8.0)
     assert repr(made) == "Continuation(4 tokens at 8.0/s, 2.00 per pass, 2 drafted)"
 

@@ -108,7 +108,7 @@ def _speed(made: "Continuation") -> Json:
     """Say how fast a continuation was written."""
     return {
         "drafted": sum(made.drafted),
-        "passes": made.passes,
+        "passes": len(made.passes),
         "tokens_per_pass": round(made.tokens_per_pass, 3),
         "tokens_per_second": round(made.tokens_per_second, 2),
     }

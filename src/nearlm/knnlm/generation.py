@@ -14,7 +14,7 @@ from nearlm.knnlm.attachment import Attachment
 from nearlm.knnlm.draft_votes import AHEAD
 from nearlm.knnlm.drafting import Drafter
 from nearlm.knnlm.pass_costs import pass_costs
-from nearlm.knnlm.speculation import Speculation
+from nearlm.knnlm.speculation import Pass, Speculation
 from nearlm.mixing import Memory
 from nearlm.model.lm import LM
 from nearlm.model.passes import turn
@@ -24,18 +24,21 @@ _ONE_BY_ONE = ("greedy_search", "sample")  # ways of generating that choose one 
 
 @dataclass(frozen=True, repr=False)
 class Continuation:
-    """What was written after a prompt, which of it was drafted, the model's passes, and the seconds of it all."""
+    """What was written after a prompt, which of it was drafted, the model's passes, and the seconds of it all.
+
+    Rows that are written together share passes and seconds.
+    """
 
     prompt: list[int]
     tokens: list[int]
     drafted: list[bool]
-    passes: int
+    passes: list[Pass]
     seconds: float
 
     @property
     def tokens_per_pass(self) -> float:
         """How many tokens a pass of the model gave."""
-        return len(self.tokens) / max(self.passes, 1)
+        return len(self.tokens) / max(len(self.passes), 1)
 
     @property
     def tokens_per_second(self) -> float:
@@ -72,7 +75,7 @@ def continue_rows(
     made = [until_end(row[ids.shape[1] :], pad_id(lm)) for row in out]
     if speculation is not None and speculation.passes:
         return [Continuation(rows[0], made[0], speculation.drafted[: len(made[0])], speculation.passes, seconds)]
-    passes = max(map(len, made))
+    passes = [Pass(0, 1)] * max(map(len, made))
     return [Continuation(rows[i // per], new, [False] * len(new), passes, seconds) for i, new in enumerate(made)]
 
 

@@ -9,7 +9,7 @@ is what was drafted.
 
 import inspect
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,9 +27,16 @@ from nearlm.search import Neighbors
 _OF_THE_LOOP = {"past_key_values", "attention_mask", "position_ids", "cache_position", "logits_to_keep", "use_cache"}
 
 
+class Pass(NamedTuple):
+    """A pass of the model: how many tokens were drafted for it, and how many were written after it."""
+
+    drafted: int
+    written: int
+
+
 @dataclass
 class Speculation:
-    """Continues one sequence; afterwards it tells which tokens were drafted, and how many passes there were.
+    """Continues one sequence; afterwards it tells which tokens were drafted, and what each pass gave.
 
     `seconds` are those of passes over one token, two, three, …, by default all alike; `watch` is to be told what the
     memory says in each pass.
@@ -38,7 +45,7 @@ class Speculation:
     drafter: Drafter
     seconds: Doubles = field(default_factory=lambda: np.ones(AHEAD + 1))
     streamer: Any = None
-    passes: int = 0
+    passes: list[Pass] = field(default_factory=list)
     drafted: list[bool] = field(default_factory=list)
     _said: Prediction | None = None
 
@@ -79,7 +86,7 @@ class Speculation:
             written = writer.choose(logits, draft)
             right = len(written) - 1
             reader.forget(length - right)
-            self.passes += 1
+            self.passes.append(Pass(length, len(written)))
             self.drafted += [True] * right + [right < length and written[right] == draft[right]]
             if writer.ended:
                 break
