@@ -92,7 +92,8 @@ def run(knnlm: KNNLM, variant: str, number: int, prompt: list[int], tokens: int)
     made = continue_rows(knnlm.lm, memory, drafter, [prompt], options)[0]
     hook.remove()
     drafts = [tuple(one) for one in made.passes] if drafter is not None else []
-    return Run(number, variant, made.tokens, made.seconds, len(counted), drafts)
+    passes = len(drafts) or len(counted)  # those that only measure a pass do not count
+    return Run(number, variant, made.tokens, made.seconds, passes, drafts)
 
 
 def replay(knnlm: KNNLM, prompt: list[int], tokens: list[int]) -> dict[str, list[int]]:

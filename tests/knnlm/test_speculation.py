@@ -143,7 +143,7 @@ def test_random_models_and_stores_write_the_same_with_drafts(tmp_path_factory, t
 
 def test_right_drafts_need_few_passes_and_wrong_ones_cost_none(knnlm):
     ids = knnlm.prompt_ids(PROMPT)
-    options = {"max_new_tokens": 25, "do_sample": False, "eos_token_id": 299}
+    options = {"max_new_tokens": 25, "min_new_tokens": 25, "do_sample": False}
     expected = plainly(knnlm, ids, **options)
     right = speculate(knnlm, ids, oracle_of(knnlm, expected, np.zeros(99, bool)), **options)[1]
     assert right.passes == [(0, 1), (8, 9), (8, 9), (5, 6)] and sum(right.drafted) == 8 + 8 + 5, (
@@ -155,7 +155,7 @@ def test_right_drafts_need_few_passes_and_wrong_ones_cost_none(knnlm):
 
 def test_one_search_serves_all_positions_of_a_pass(knnlm, searches):
     ids = knnlm.prompt_ids(PROMPT)
-    options = {"max_new_tokens": 19, "do_sample": False, "eos_token_id": 299}
+    options = {"max_new_tokens": 19, "min_new_tokens": 19, "do_sample": False}
     expected = plainly(knnlm, ids, **options)
     searches.clear()
     speculate(knnlm, ids, oracle_of(knnlm, expected, np.zeros(99, bool)), **options)

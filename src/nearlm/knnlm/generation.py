@@ -99,6 +99,7 @@ def _one_by_one(model: Any, options: Mapping[str, Any]) -> bool:
     mode = config.get_generation_mode(options.get("assistant_model"))
     several = (config.num_return_sequences or 1) > 1
     special = options.get("custom_generate") or options.get("negative_prompt_ids") is not None
+    special = special or config.prefill_chunk_size is not None
     return mode.value in _ONE_BY_ONE and not several and not special and config.use_cache is not False
 
 
