@@ -11,10 +11,11 @@ import torch
 
 from calls import build, build_index
 from nearlm.base import QUIET
-from nearlm.knnlm import Attachment
+from nearlm.knnlm import KNNLM, Attachment
+from nearlm.knnlm.draft_votes import Chain
 from nearlm.mixing import Memory, build_infinigram
 from nearlm.store import SearchSettings
-from nearlm.text import read_once
+from nearlm.text import TextSource, read_once
 from tiny import make_text
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
@@ -93,3 +94,35 @@ def test_one_pass_tells_what_greedy_decoding_writes(lm, tmp_path, keys):
                 new = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=3, do_sample=False)
                 assert (new[0].tolist() == ids[0, : place + 4].tolist()) == bool(expected[place]), (leaning, place)
         assert 0 < expected[:62:2].sum() < 31
+
+
+def test_drafting_is_measured(lm, tmp_path, monkeypatch, capsys):
+    speed = load("generation_speed")
+    monkeypatch.setattr(speed, "PROMPT_TOKENS", 12)
+    (tmp_path / "text.txt").write_text(make_text(60))
+    store = build(lm, str(tmp_path / "text.txt"), tmp_path / "store", window=64, quiet=True)
+    build_index(store, "flat", quiet=True)
+    knnlm = KNNLM.load(store, lm, SearchSettings(lam=0.5, knn_temperature=1.0, k=8))
+    prompts = speed.prompts_of(store, TextSource((str(tmp_path / "text.txt"),)), 2, 8)
+    runs = speed.measure(knnlm, dict(enumerate(prompts)), 8, list(speed.VARIANTS), tmp_path / "kept.jsonl")
+    assert len(prompts) == 1 and len(prompts[0]) == 12 and {one.variant for one in runs} == set(speed.VARIANTS)
+    again = speed.kept(tmp_path / "kept.jsonl")
+    assert [one.tokens for one in again] == [one.tokens for one in runs]
+    plain = next(one for one in again if one.variant == speed.PLAIN)
+    assert plain.passes == 8 and all(passes[0] == 8 for passes in plain.replayed.values())
+    drafting = next(one for one in again if one.variant == speed.DRAFTS)
+    assert sum(written for _, written in drafting.drafts) == 8 and len(drafting.drafts) == drafting.passes
+    assert speed.table(again)[2].startswith("| LM alone |") and len(speed.by_length(again)) == 6
+
+
+def test_passes_are_counted_as_drafts_are_accepted():
+    speed = load("generation_speed")
+    tokens = [3, 4, 5, 6, 7, 8, 9]
+
+    def chain(*drafted):
+        return Chain(np.array(drafted, np.int32), np.zeros(len(drafted), np.int32), np.ones(len(drafted)))
+
+    chains = [chain(4, 5, 0), chain(), chain(), chain(7, 8, 9, 1), chain(), chain(), chain()]
+    assert speed.passes_of(chains, tokens, 0) == 7
+    assert speed.passes_of(chains, tokens, 4) == 3  # 3; 4 5 6; 7 8 9, of which the last cannot be drafted
+    assert speed.passes_of(chains, tokens, 1) == 5  # 3; 4 5; 6; 7 8; 9

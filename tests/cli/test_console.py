@@ -8,6 +8,7 @@ from nearlm.base import OptionError
 from nearlm.cli.console import Generation, _streamer, choose_explained, format_explanation, write_continuation
 from nearlm.cli.options import Output
 from nearlm.knnlm import KNNLM, Explanation
+from nearlm.knnlm.pass_costs import PassCosts
 from nearlm.store import Context, SearchSettings
 
 
@@ -21,6 +22,11 @@ def test_a_token_is_explained_with_its_nearest_contexts():
     assert "\n" not in format_explanation(Explanation("x", 1.0, 0.0, 1.0, 0.0, []))
     unsearched = format_explanation(Explanation("x", 1.0, 0.0, 1.0, 0.0, [], {"ngram": (0.25, 0.5)}))
     assert "p_kNN" not in unsearched and "∞-gram 0.25 of 0.5000" in unsearched
+
+
+def test_drafted_tokens_are_marked():
+    one = Explanation(" grants", 0.125, 0.5, 0.3125, 0.5, [], drafted=True)
+    assert format_explanation(one).endswith("p 0.3125  (drafted)")
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +46,20 @@ def test_what_is_printed_is_the_continuation_streamed_or_not(knnlm, capsys):
     beams = capsys.readouterr().out
     expected = knnlm.generate("the licence", max_new_tokens=5, do_sample=False, num_beams=2)
     assert beams.startswith(f"{expected}\n\n") and beams.count("p_kNN") == 5
+
+
+def test_the_speed_is_told_and_drafts_can_be_left_out(knnlm, capsys, monkeypatch):
+    monkeypatch.setattr("nearlm.knnlm.generation.pass_costs", lambda *_: PassCosts((1, 17), (1.0, 1.0)))
+    prompt = knnlm.lm.tokenizer.decode(knnlm.store.tokens[1:40].tolist())
+    write_continuation(knnlm, prompt, Generation(max_new_tokens=20, explain_all=True))
+    drafted = capsys.readouterr()
+    write_continuation(knnlm, prompt, Generation(max_new_tokens=20, draft=False))
+    plain = capsys.readouterr()
+    assert drafted.out.startswith(plain.out.rstrip()), "the same text"
+    count = drafted.out.count("  (drafted)")
+    assert drafted.err.splitlines()[-1].startswith("20 tokens at ")
+    assert drafted.err.splitlines()[-1].endswith(f" per pass of the model, {count} drafted")
+    assert plain.err.splitlines()[-1].endswith("1.00 per pass of the model")
 
 
 def test_the_seed_decides_a_sample(knnlm, capsys):
@@ -96,7 +116,9 @@ def test_what_is_left_out_of_an_explanation_is_counted(knnlm, capsys):
 def test_json_has_prompt_text_tokens_and_the_explanation_if_asked(knnlm, capsys):
     write_continuation(knnlm, "the licence", Generation(max_new_tokens=5), Output(as_json=True))
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"prompt", "text", "tokens"} and found["prompt"] == "the licence"
+    speed = {"drafted", "passes", "tokens_per_pass", "tokens_per_second"}
+    assert set(found) == {"prompt", "text", "tokens"} | speed and found["prompt"] == "the licence"
+    assert found["tokens_per_pass"] == round(5 / found["passes"], 3)
     assert found["text"] == knnlm.generate("the licence", max_new_tokens=5, do_sample=False)
     assert knnlm.lm.tokenizer.decode(found["tokens"], skip_special_tokens=True) == found["text"]
     write_continuation(knnlm, "the", Generation(max_new_tokens=22, explain=True), Output(as_json=True))

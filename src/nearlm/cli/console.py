@@ -1,7 +1,7 @@
 """Generation as a person sees it in a terminal: the text as it comes, and what the memory had to do with it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -11,7 +11,7 @@ from nearlm.cli.help import SAMPLING
 from nearlm.cli.options import PLAIN, Output
 
 if TYPE_CHECKING:
-    from nearlm.knnlm import KNNLM, Explanation
+    from nearlm.knnlm import KNNLM, Continuation, Explanation
 
 MOST_EXPLAINED = 20
 _SOURCES = {"knn": "neighbours", "ngram": "∞-gram", "text": "text so far"}
@@ -28,6 +28,8 @@ class Generation:
     """Put the prompt into the tokenizer's chat template."""
     beams: int = 1
     """Beams of a beam search."""
+    draft: Annotated[bool, Parameter(negative="--no-draft")] = True
+    """Draft tokens from the store's text and what was read, for fewer passes of the model; the same text is written."""
     explain: bool = False
     """Show what the memory contributed, for the 20 tokens that owe it most."""
     explain_all: bool = False
@@ -78,15 +80,18 @@ def write_continuation(knnlm: "KNNLM", prompt: str, generation: Generation, outp
     streams = generation.beams == 1 and not output.as_json
     if streams:
         options["streamer"] = _streamer(tokenizer)
-    start, new = knnlm.generate_ids([prompt], chat=generation.chat, **options)[0]
+    made = knnlm.continuations([prompt], chat=generation.chat, draft=generation.draft, **options)[0]
+    start = made.prompt
+    new = made.tokens
     explained: list[Explanation] = []
     if generation.most_explained != 0:
-        explained = list(knnlm.explain([*start, *new], first=len(start)))
+        told = knnlm.explain([*start, *new], first=len(start))
+        explained = [replace(one, drafted=drafted) for one, drafted in zip(told, made.drafted, strict=True)]
     shown = choose_explained(explained, generation.most_explained)
     text = tokenizer.decode(new, skip_special_tokens=True)
     if output.as_json:
         said = {"explanation": to_json(shown), "left_out": len(explained) - len(shown)} if explained else {}
-        output.show({"prompt": prompt, "text": text, "tokens": new, **said})
+        output.show({"prompt": prompt, "text": text, "tokens": new, **_speed(made), **said})
         return
     if not streams:
         print(printable(text))
@@ -94,6 +99,19 @@ def write_continuation(knnlm: "KNNLM", prompt: str, generation: Generation, outp
         print("", *(printable(format_explanation(one)) for one in shown), sep="\n")
     if len(shown) < len(explained):
         print(f"{len(explained) - len(shown)} tokens that owe the memory less are left out; see --explain-all")
+    drafted = f", {sum(made.drafted)} drafted" if generation.draft else ""
+    speed = f"{made.tokens_per_second:,.1f} tokens/s, {made.tokens_per_pass:.2f} per pass of the model{drafted}"
+    output.reporter.say(f"{len(new)} tokens at {speed}")
+
+
+def _speed(made: "Continuation") -> Json:
+    """Say how fast a continuation was written."""
+    return {
+        "drafted": sum(made.drafted),
+        "passes": len(made.passes),
+        "tokens_per_pass": round(made.tokens_per_pass, 3),
+        "tokens_per_second": round(made.tokens_per_second, 2),
+    }
 
 
 def _streamer(tokenizer: Any) -> Any:
@@ -116,7 +134,8 @@ def choose_explained(explained: "Sequence[Explanation]", most: int | None) -> "l
 def format_explanation(one: "Explanation") -> str:
     """Write one token's explanation on a line, with a line for each of the nearest contexts."""
     searched = "" if one.sources and "knn" not in one.sources else f"p_kNN {one.p_knn:.4f}  "
-    lines = [f"{one.token!r:18} p_LM {one.p_lm:.4f}  {searched}λ {one.lam:.2f}  p {one.p:.4f}"]
+    drafted = "  (drafted)" if one.drafted else ""
+    lines = [f"{one.token!r:18} p_LM {one.p_lm:.4f}  {searched}λ {one.lam:.2f}  p {one.p:.4f}{drafted}"]
     if one.sources:
         parts = [f"{_SOURCES[name]} {weight:.2f} of {p:.4f}" for name, (weight, p) in one.sources.items()]
         lines.append(f"{'':6}weights: {', '.join(parts)}")

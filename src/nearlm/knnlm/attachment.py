@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from nearlm.base import ModelError, blocks
 from nearlm.knnlm.history import contexts_of, ends_of, keep_history, read_history
 from nearlm.knnlm.scoring import LMStatistics, as_array
-from nearlm.mixing import Contexts, Known, Memory
+from nearlm.mixing import Contexts, Known, Memory, Prediction
 from nearlm.model.lm import LM, AnyModel
 from nearlm.model.passes import turn
 from nearlm.model.statistics import statistics_of
@@ -22,12 +23,16 @@ from nearlm.store.model_files import load_lm
 
 _SLICE_BYTES = 64 << 20
 _OF_A_LOSS = ("num_items_in_batch", "shift_labels", "ignore_index")
+Watch = Callable[[Prediction], None]
 
 
 class Attachment:
-    """A memory in a model's own forward pass, from now until `detach` or the end of a `with` block."""
+    """A memory in a model's own forward pass, from now until `detach` or the end of a `with` block.
 
-    def __init__(self, lm: LM, memory: Memory):
+    `watch` is told what the memory says in every pass, for some positions after the others if there are many.
+    """
+
+    def __init__(self, lm: LM, memory: Memory, watch: Watch | None = None):
         model: Any = lm.model
         self.lm = lm
         self.memory = memory
@@ -35,7 +40,7 @@ class Attachment:
             self._before = vars(model).get("forward")
             if hasattr(self._before, "_nearlm"):
                 raise ModelError(f"{lm.name} has a memory attached already; detach that one first")
-            self._forward = _mixing_forward(lm, memory)
+            self._forward = _mixing_forward(lm, memory, watch)
             model.forward = self._forward
 
     @property
@@ -90,7 +95,7 @@ def attach(model: AnyModel, store: AnyStore, settings: SearchSettings = SearchSe
     return Attachment(lm, memory)
 
 
-def _mixing_forward(lm: LM, memory: Memory) -> Any:
+def _mixing_forward(lm: LM, memory: Memory, watch: Watch | None) -> Any:
     """Return a model's forward pass that mixes the memory in."""
     model: Any = lm.model
     original = model.forward
@@ -112,7 +117,7 @@ def _mixing_forward(lm: LM, memory: Memory) -> Any:
         if history is not None:
             keep_history(output, history)
             contexts = contexts_of(history, _keep(ends_of(history, ids.shape[1]), output.logits, kept))
-        logits = _mix(memory, output.logits, _keep(keys, output.logits, kept, picked=behind), contexts)
+        logits = _mix(memory, output.logits, _keep(keys, output.logits, kept, picked=behind), contexts, watch)
         output = dataclasses.replace(output, loss=_loss(model, logits, labels, kwargs), logits=logits)
         return output if return_dict is not False else output.to_tuple()
 
@@ -150,7 +155,7 @@ def _by_name(parameters: inspect.Signature, args: Any, kwargs: dict[str, Any]) -
     return named
 
 
-def _mix(memory: Memory, logits: Tensor, keys: Tensor, contexts: Contexts | None) -> Tensor:
+def _mix(memory: Memory, logits: Tensor, keys: Tensor, contexts: Contexts | None, watch: Watch | None = None) -> Tensor:
     """Return log p of the mixture for logits [batch, positions, vocabulary]."""
     exact = logits.dtype if logits.dtype == torch.float64 else torch.float32
     flat = logits.reshape(-1, logits.shape[-1])
@@ -159,7 +164,10 @@ def _mix(memory: Memory, logits: Tensor, keys: Tensor, contexts: Contexts | None
     for part in blocks(len(flat), max(1, _SLICE_BYTES // (8 * flat.shape[-1]))):
         log_lm = flat[part].to(exact).log_softmax(-1)
         known = Known.of(_statistics(memory, log_lm), None if contexts is None else contexts[part], len(log_lm))
-        parts.append(memory.predict(queries[part], known).log_p_vocabulary(log_lm))
+        prediction = memory.predict(queries[part], known)
+        if watch is not None:
+            watch(prediction)
+        parts.append(prediction.log_p_vocabulary(log_lm))
     mixed = parts[0] if len(parts) == 1 else torch.cat([flat[:0].to(exact), *parts])
     return mixed.view(*logits.shape)
 

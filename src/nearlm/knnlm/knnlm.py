@@ -1,19 +1,18 @@
 """`KNNLM`: an LM with a memory; score text, explain tokens, generate."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
-import torch
 
 from nearlm.base import Int32s, OptionError
-from nearlm.knnlm.attachment import Attachment
+from nearlm.knnlm.drafting import Drafter
+from nearlm.knnlm.generation import Continuation, continue_rows
 from nearlm.knnlm.scoring import ScoredBatch, Scorer, TokenScores
 from nearlm.mixing import Gate, Memory
 from nearlm.model.lm import LM, AnyModel
-from nearlm.model.passes import turn
 from nearlm.search import Retriever
 from nearlm.store import AnyStore, Context, Datastore, SearchSettings
 from nearlm.store.model_files import as_lm, check_lm
@@ -71,6 +70,7 @@ class Explanation:
     nearest: list[tuple[float, Context]]
     sources: dict[str, tuple[float, float]] = field(default_factory=dict)  # of a mixture: each one's weight and p
     suffix: Suffix | None = None
+    drafted: bool = False  # of a token that was generated
 
 
 class KNNLM:
@@ -185,17 +185,28 @@ class KNNLM:
         return [(float(d), self.store.context_of(int(i), before=12)) for d, i in pairs if i >= 0]
 
     @overload
-    def generate(self, prompt: str | Conversation, *, chat: bool = ..., **options: Unpack[GenerateOptions]) -> str: ...
-    @overload
-    def generate(self, prompt: list[str], *, chat: bool = ..., **options: Unpack[GenerateOptions]) -> list[str]: ...
     def generate(
-        self, prompt: str | Conversation | list[str], *, chat: bool = False, **options: Unpack[GenerateOptions]
+        self, prompt: str | Conversation, *, chat: bool = ..., draft: bool = ..., **options: Unpack[GenerateOptions]
+    ) -> str: ...
+    @overload
+    def generate(
+        self, prompt: list[str], *, chat: bool = ..., draft: bool = ..., **options: Unpack[GenerateOptions]
+    ) -> list[str]: ...
+    def generate(
+        self,
+        prompt: str | Conversation | list[str],
+        *,
+        chat: bool = False,
+        draft: bool = True,
+        **options: Unpack[GenerateOptions],
     ) -> str | list[str]:
         """Continue one prompt or several by transformers' own `generate`, on the mixture; return the new text(s).
 
         Args:
             prompt: A text, a conversation (messages with `role` and `content`), or a list of texts.
             chat: Put each text into the tokenizer's chat template, as a message of the user.
+            draft: Let the store's text and what was read draft tokens, so that a pass of the model gives several. It
+                changes the speed of a single sequence without beams, and never what is written.
             options: Those of transformers' `generate`. Assisted decoding (`prompt_lookup_num_tokens`,
                 `assistant_model`) verifies its drafts under the mixture.
         """
@@ -203,40 +214,50 @@ class KNNLM:
         if not several and options.get("num_return_sequences", 1) > 1:
             raise OptionError("`num_return_sequences` asks for several texts; give the prompt as a list of one")
         prompts: Any = prompt if several else [prompt]
-        found = self.generate_ids(prompts, chat=chat, **options)
+        found = self.generate_ids(prompts, chat=chat, draft=draft, **options)
         texts = [self.lm.tokenizer.decode(new, skip_special_tokens=True) for _, new in found]
         return texts if several else texts[0]
 
     def generate_ids(
-        self, prompts: Sequence[str | Conversation], *, chat: bool = False, **options: Unpack[GenerateOptions]
+        self,
+        prompts: Sequence[str | Conversation],
+        *,
+        chat: bool = False,
+        draft: bool = True,
+        **options: Unpack[GenerateOptions],
     ) -> list[tuple[list[int], list[int]]]:
         """Generate for several prompts and return, for each, the ids of prompt and continuation."""
-        rows = [self._prompt_ids(prompt, chat) for prompt in prompts]
+        made = self.continuations(prompts, chat=chat, draft=draft, **options)
+        return [(one.prompt, one.tokens) for one in made]
+
+    def continuations(
+        self,
+        prompts: Sequence[str | Conversation],
+        *,
+        chat: bool = False,
+        draft: bool = True,
+        **options: Unpack[GenerateOptions],
+    ) -> list[Continuation]:
+        """Generate as `generate` does, and return all there is to say of each continuation."""
+        rows = [self.prompt_ids(prompt, chat) for prompt in prompts]
         if not rows:
             raise OptionError("there is no prompt; give at least one")
         if not all(rows):
             raise OptionError("the prompt is empty and the tokenizer adds no BOS to begin with; give some text")
-        ids, mask = _left_padded(rows, self._pad_id)
-        inputs = {"input_ids": ids.to(self.lm.device), "attention_mask": mask.to(self.lm.device)}
-        usual = {"pad_token_id": self._pad_id, "tokenizer": self.lm.tokenizer}  # stop_strings need the tokenizer
-        model: Any = self.lm.model
-        with turn(model), self.lm.packed(), nullcontext() if self.memory is None else Attachment(self.lm, self.memory):
-            out = model.generate(**inputs, **{**usual, **options})
-        out = getattr(out, "sequences", out).tolist()
-        per = len(out) // len(rows)
-        return [(rows[i // per], _until_end(row[ids.shape[1] :], self._pad_id)) for i, row in enumerate(out)]
+        return continue_rows(self.lm, self.memory, self.drafter if draft else None, rows, options)
 
-    @property
-    def _pad_id(self) -> int:
-        tokenizer = self.lm.tokenizer
-        return int(next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0))
+    @cached_property
+    def drafter(self) -> Drafter:
+        """What drafts tokens for the model, and has learned how often they are accepted."""
+        return Drafter.of(self.store, self.memory)
 
     def _document(self, text: str) -> Int32s:
         """Tokenise a text as a document of the store."""
         ids = self.lm.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return np.asarray([*self.store.manifest.bos, *ids], np.int32)
 
-    def _prompt_ids(self, prompt: str | Conversation, chat: bool) -> list[int]:
+    def prompt_ids(self, prompt: str | Conversation, chat: bool = False) -> list[int]:
+        """Tokenise a prompt: a text as a document of the store, a conversation by the tokenizer's chat template."""
         tokenizer = self.lm.tokenizer
         if isinstance(prompt, str) and not chat:
             return list(self._document(prompt).tolist())
@@ -254,17 +275,3 @@ class KNNLM:
         if not len(windows):
             raise OptionError(f"the text has {len(ids)} token, expected at least two: a context and what follows it")
         return Scorer(self.lm, self.memory).score(ids, bounds, windows)
-
-
-def _left_padded(rows: list[list[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    width = max(map(len, rows))
-    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    return ids, mask
-
-
-def _until_end(ids: list[int], pad: int) -> list[int]:
-    """Cut the padding off the end of a finished row, leaving one end token."""
-    while len(ids) > 1 and ids[-1] == pad and ids[-2] == pad:
-        ids = ids[:-1]
-    return ids
