@@ -176,23 +176,6 @@ def test_split_by_path_is_about_90_5_5_and_depends_on_the_name_only():
     assert named.split_by_path({"folder/7.txt": "other"}) == {"folder/7.txt": split["folder/7.txt"]}
 
 
-def test_overlap_equals_the_brute_force_oracle():
-    rng = random.Random(1)
-    parts = [prose(i, rng.randrange(3, 40)) for i in range(12)]
-    texts = [", ".join(rng.sample(parts, rng.randrange(1, 6))) for _ in range(30)]
-    found = {(a, b): named.overlap(named.shingles(a), named.shingles(b)) for a in texts for b in texts}
-    assert {0 < share < 1 for share in found.values()} == {False, True}
-    for (a, b), share in found.items():
-        assert share == pytest.approx(brute_overlap(a, b))
-
-
-def test_shingles_see_neither_case_nor_punctuation_nor_line_breaks():
-    one = 'THE SOFTWARE is provided "as is", without\n  warranty -- of any kind.'
-    assert named.shingles(one) == named.shingles("the software is provided as is without warranty of any kind")
-    assert len(named.shingles(one)) == 4
-    assert named.shingles("only three words") == {("only", "three", "words")}
-
-
 def test_near_duplicates_are_those_of_the_brute_force_oracle():
     rng = random.Random(2)
     parts = [prose(i, 40) for i in range(90)]
