@@ -95,6 +95,10 @@ class Split:
         names = {name: parts[key] for key, name in named if key in parts}
         return Split({**self.parts, **parts}, {**self.names, **names}, self.block)
 
+    def passages(self, corpus: Corpus) -> Iterator[Passage]:
+        """Yield the documents of a corpus, cut as those of this split are."""
+        return passages(corpus, self.block)
+
     def select(self, part: str) -> frozenset[bytes]:
         """Return the keys of a part."""
         return frozenset(key for key, other in self.parts.items() if other == part)
@@ -138,9 +142,7 @@ def _assign(survey: Survey, known: Split, wanted: Mapping[str, int]) -> list[str
             if parts[new] is None and old_part is not None:
                 seen[new].add(old_part)
     new_pairs = [pair for pair in survey.pairs if parts[pair[0]] is None and parts[pair[1]] is None]
-    families = [
-        members for members in group(connect(len(parts), new_pairs)).values() if parts[members[0]] is None
-    ]
+    families = [members for members in group(connect(len(parts), new_pairs)).values() if parts[members[0]] is None]
     free = []
     for members in families:
         near = set.union(*(seen[number] for number in members)) - {ASIDE}
