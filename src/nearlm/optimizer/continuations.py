@@ -18,7 +18,7 @@ _TYPICAL = 0.75  # the memory helps more than on three quarters of the passages
 _SENTENCE = re.compile(r"(?:[.!?:]\s+|\n\s*\n\s*)(?=[A-Z])")
 _PROSE = 0.9  # of letters, spaces and usual punctuation
 _USUAL = re.compile(r"[\w ,.;:'\"()-]")
-_PENALTY = 1.1  # without one a small LM soon repeats itself
+WRITING: Any = {"max_new_tokens": _NEW_TOKENS, "do_sample": False, "repetition_penalty": 1.1}
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def continue_unseen(knnlm: KNNLM, text: TokenText, scored: ScoredText) -> Contin
 
 
 def _write(knnlm: KNNLM, prompt: str) -> str:
-    return knnlm.generate(prompt, max_new_tokens=_NEW_TOKENS, do_sample=False, repetition_penalty=_PENALTY)
+    return knnlm.generate(prompt, **WRITING)
 
 
 def choose_passage(tokenizer: Any, text: TokenText, gain: Doubles) -> tuple[str, str] | None:
