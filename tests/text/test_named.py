@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from documents import brute_overlap, prose
 
 from nearlm.base import files
 from nearlm.base.errors import TextError
@@ -25,22 +26,6 @@ JSON = "spdx_licenses/data/licenses_nonobsolete_only.json"
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("NEARLM_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-def prose(seed: int, words: int) -> str:
-    """Return made-up text that shares no shingle with that of another seed."""
-    return " ".join(f"w{seed}x{random.Random(seed * 7919 + i).randrange(10**9)}" for i in range(words))
-
-
-def brute_overlap(one: str, other: str) -> float:
-    """Return the overlap of two texts, written from its definition, with lists and strings only."""
-
-    def runs(text: str) -> set[str]:
-        words = re.sub(r"\W+", " ", text.lower()).split()
-        return {" ".join(words[i : i + 8]) for i in range(len(words)) if i + 8 <= len(words) or i == 0}
-
-    small, large = sorted((runs(one), runs(other)), key=len)
-    return sum(run in large for run in small) / len(small)
 
 
 def pin(monkeypatch, cache: Path, constant: str, data: bytes) -> None:
@@ -174,23 +159,6 @@ def test_split_by_path_is_about_90_5_5_and_depends_on_the_name_only():
     assert shares["valid"] == pytest.approx(0.05, abs=0.012)
     assert shares["test"] == pytest.approx(0.05, abs=0.012)
     assert named.split_by_path({"folder/7.txt": "other"}) == {"folder/7.txt": split["folder/7.txt"]}
-
-
-def test_overlap_equals_the_brute_force_oracle():
-    rng = random.Random(1)
-    parts = [prose(i, rng.randrange(3, 40)) for i in range(12)]
-    texts = [", ".join(rng.sample(parts, rng.randrange(1, 6))) for _ in range(30)]
-    found = {(a, b): named.overlap(named.shingles(a), named.shingles(b)) for a in texts for b in texts}
-    assert {0 < share < 1 for share in found.values()} == {False, True}
-    for (a, b), share in found.items():
-        assert share == pytest.approx(brute_overlap(a, b))
-
-
-def test_shingles_see_neither_case_nor_punctuation_nor_line_breaks():
-    one = 'THE SOFTWARE is provided "as is", without\n  warranty -- of any kind.'
-    assert named.shingles(one) == named.shingles("the software is provided as is without warranty of any kind")
-    assert len(named.shingles(one)) == 4
-    assert named.shingles("only three words") == {("only", "three", "words")}
 
 
 def test_near_duplicates_are_those_of_the_brute_force_oracle():

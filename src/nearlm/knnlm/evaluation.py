@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nearlm.base import QUIET, OptionError, Reporter
+from nearlm.base import QUIET, Doubles, OptionError, Reporter
 from nearlm.knnlm.knnlm import KNNLM
 from nearlm.knnlm.scoring import Scorer, Timer
 from nearlm.model.lm import AnyModel
@@ -98,19 +98,38 @@ def evaluate_tokens(
     knnlm: KNNLM, text: TokenText, *, batch_tokens: int = SCORE_BATCH_TOKENS, reporter: Reporter = QUIET
 ) -> Evaluation:
     """Score a tokenised text."""
+    return score_tokens(knnlm, text, batch_tokens=batch_tokens, reporter=reporter).evaluation
+
+
+@dataclass(frozen=True)
+class ScoredText:
+    """How well a text was predicted as a whole, and log p of each of its targets, in corpus order."""
+
+    evaluation: Evaluation
+    logp: Doubles
+    log_lm: Doubles
+
+
+def score_tokens(
+    knnlm: KNNLM, text: TokenText, *, batch_tokens: int = SCORE_BATCH_TOKENS, reporter: Reporter = QUIET
+) -> ScoredText:
+    """Score a tokenised text, token by token."""
     if knnlm.memory is not None:
         knnlm.memory.warm_up()
     scorer = Scorer(knnlm.lm, knnlm.memory)
-    logp = 0.0
-    log_lm = 0.0
+    places = text.windows.target_positions
+    logp = np.empty(len(places))
+    log_lm = np.empty(len(places))
     retrievals = 0
     with reporter.bar("evaluating", text.windows.records, "tokens") as advance:
-        for _, scores, _ in scorer.score(text.tokens, text.bounds, text.windows, batch_tokens):
-            logp += float(scores.logp.sum())
-            log_lm += float(scores.log_lm.sum())
+        for positions, scores, _ in scorer.score(text.tokens, text.bounds, text.windows, batch_tokens):
+            rows = np.searchsorted(places, positions)
+            logp[rows] = scores.logp
+            log_lm[rows] = scores.log_lm
             retrievals += int(scores.retrieved.sum())
             advance(len(scores.tokens))
-    return _summary(knnlm, text, logp, log_lm, retrievals, scorer.timer)
+    evaluation = _summary(knnlm, text, float(logp.sum()), float(log_lm.sum()), retrievals, scorer.timer)
+    return ScoredText(evaluation, logp, log_lm)
 
 
 def _summary(knnlm: KNNLM, text: TokenText, logp: float, log_lm: float, retrievals: int, timer: Timer) -> Evaluation:

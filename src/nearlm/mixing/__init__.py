@@ -21,7 +21,7 @@ from nearlm.mixing.infinigram import MAX_LENGTH, InfiniGram, Matches, verify_inf
 from nearlm.mixing.infinigram_building import build_infinigram
 from nearlm.mixing.learning import Learned, catch_up, learn_all
 from nearlm.mixing.memory import Memory
-from nearlm.mixing.mixture import ALL_SOURCES, Mixture, untrained_mixture, verify_mixture
+from nearlm.mixing.mixture import ALL_SOURCES, Mixture, mixture_files, untrained_mixture, verify_mixture
 from nearlm.mixing.mixture_features import SOURCES, Bools, Known, feature_groups
 from nearlm.mixing.mixture_training import (
     MixtureExamples,

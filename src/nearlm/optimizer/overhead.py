@@ -33,7 +33,7 @@ from nearlm.optimizer.points import Choice, Point, Setup, Shape, mark_front
 from nearlm.optimizer.ranking import rank_tokens
 from nearlm.optimizer.trials import VANILLA, Trials
 from nearlm.search import AUTO, PAPER, Retriever, build_index, write_settings
-from nearlm.store import DEFAULT, NONE, Layout, SearchSettings, write_defaults
+from nearlm.store import DEFAULT, NONE, Datastore, SearchSettings, write_defaults
 
 INSTANT = "ngram,text"
 KS = (1024, 256, 64)
@@ -55,7 +55,8 @@ def choose(trials: Trials, lm: LM, overhead: float, folder: Path) -> Choice:
     limit = 1e6 * overhead * trials.job.once("lm", float, lambda: trials.lm_seconds(lm))
     trials.reporter.say(f"looking for the best memory that takes at most {limit:.1f} µs per token")
     vanilla = trials.vanilla()
-    found = [Measured(vanilla, trials.log_vanilla), *_explore(trials, limit)]
+    whole = explore(trials, NPROBES, KS)
+    found = [Measured(vanilla, trials.log_vanilla), *whole, *_prune(trials, whole, limit)]
     fast = [one for one in found if one.point.microseconds <= limit]
     ordered = sorted(fast, key=lambda one: one.point.perplexity) or sorted(
         found, key=lambda one: one.point.microseconds
@@ -72,21 +73,27 @@ def choose(trials: Trials, lm: LM, overhead: float, folder: Path) -> Choice:
     return Choice(len(trials.traced), nlm, vanilla, points[1:], said, overhead=overhead, limit=limit)
 
 
-def _explore(trials: Trials, limit: float) -> list[Measured]:
-    """Measure the store as it is in every way, then with fewer records in the way that is best so far."""
+def explore(trials: Trials, nprobes: Sequence[int], ks: Sequence[int]) -> list[Measured]:
+    """Measure the store as it is without any search, and with so many lists and neighbours, each mixed in every way."""
     found = _once(trials, "instant", lambda: [_instant(trials)])
     lists = trials.open(trials.store, AUTO).index.nprobe
-    for nprobe in NPROBES if lists else NPROBES[:1]:
-        found += _measure(trials, trials.whole, nprobe, KS)
+    for nprobe in nprobes if lists else nprobes[:1]:
+        found += _measure(trials, trials.whole, nprobe, ks)
+    return found
+
+
+def _prune(trials: Trials, found: Sequence[Measured], limit: float) -> list[Measured]:
+    """Measure fewer records in the way to search that is best so far."""
     fast = [one for one in found if one.point.microseconds <= limit and one.point.setup.search.k]
+    pruned: list[Measured] = []
     if fast:
         best = min(fast, key=lambda one: one.point.perplexity).point.setup.search
         for keep in KEEPS:
             try:
-                found += _measure(trials, Shape(keep, trials.store.dim), best.nprobe or NPROBES[0], (best.k or KS[0],))
+                pruned += _measure(trials, Shape(keep, trials.store.dim), best.nprobe or NPROBES[0], (best.k or KS[0],))
             except OptionError as error:  # more clusters than that are needed
                 trials.reporter.say(f"left out: {error}")
-    return found
+    return pruned
 
 
 def _measure(trials: Trials, shape: Shape, nprobe: int, ks: Sequence[int]) -> list[Measured]:
@@ -189,14 +196,18 @@ class _Way:
 
 
 def _make(trials: Trials, lm: LM, best: Point, folder: Path) -> None:
-    """Make the chosen store at its place, indexed and tuned, with mixture and gate."""
+    """Make the chosen store at its place, ready to use."""
     trials.begin_final()
+    install(trials, lm, best, trials.derive(Shape(best.keep, trials.store.dim), folder))
+
+
+def install(trials: Trials, lm: LM, best: Point, final: Datastore) -> None:
+    """Index and tune a store as was chosen, train mixture and gate for it, and make that its default."""
     search = best.setup.search
-    final = trials.derive(Shape(best.keep, trials.store.dim), folder)
     text = trials.traced.text
     if search.nprobe is None and search.k is None:
         Mixture.train(final, text, lm, sources=INSTANT, reporter=trials.reporter)
-        write_defaults(Layout(folder), SearchSettings(mixture=DEFAULT))
+        write_defaults(final.layout, SearchSettings(mixture=DEFAULT))
         return
     kind = PAPER if best.label == VANILLA else AUTO
     build_index(final, kind, name=DEFAULT, nprobe=search.nprobe, reporter=trials.steps)
@@ -207,7 +218,7 @@ def _make(trials: Trials, lm: LM, best: Point, folder: Path) -> None:
     if search.gate is not None:
         Gate.train(final, text, lm, mixture=DEFAULT, reporter=trials.reporter)
     chosen = SearchSettings(index=DEFAULT, mixture=search.mixture or NONE, gate=search.gate, skip=search.skip)
-    write_defaults(Layout(folder), chosen)
+    write_defaults(final.layout, chosen)
 
 
 def _explain(

@@ -25,6 +25,7 @@ class Layout:
         self.ngrams = NGramFiles(folder / "ngrams")
         self.suffixes = SuffixFiles(folder / "suffixes")
         self.optimized = folder / "optimize.json"  # how the store was chosen
+        self.fit = FitFiles(folder / "fit")
         self.build_job = Job(folder, "build")  # of a build or an append
         self.derive_job = Job(folder, "derive")  # that makes a store from another
 
@@ -162,6 +163,26 @@ class NetworkFiles:
         self.kind = kind
         self.description = folder / f"{kind}.json"
         self.weights = folder / f"{kind}.safetensors"
+
+
+class FitFiles:
+    """What `fit` knows of a store that it made: which documents are held out, and how well the memory does."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.description = folder / "fit.json"
+
+    def documents(self, name: str, rows: int) -> ArrayFile:
+        """Return the table of documents, whose name changes with what it holds; a name that none has is refused."""
+        if not re.fullmatch(r"documents-[0-9a-f]{8}\.npy", name):
+            raise StoreError(
+                f"{self.description} names a file {name!r}, expected documents-….npy; remove {self.folder}"
+            )
+        return ArrayFile(self.folder / name, np.dtype("int64"), (rows, 4))
+
+    def all_documents(self) -> list[Path]:
+        """List the tables of documents, old ones too."""
+        return sorted(self.folder.glob("documents-*.npy"))
 
 
 class NGramFiles:

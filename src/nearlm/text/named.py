@@ -13,11 +13,9 @@ to the smaller of test and valid until both hold `HELD_OUT_CHARACTERS` character
 5 % valid and 5 % test. SQLAlchemy's `changelog_*.rst` are left out: ticket by ticket lists, not prose,
 some of them larger than a held-out split; its migration guides stay.
 
-Then near duplicates are removed from the held-out splits. A document is the set of its shingles: all
-runs of `SHINGLE` words, lower-cased, without punctuation and white space. The overlap of two documents is the
-share of the smaller one's shingles that the other holds too, counted exactly. A test document that
-overlaps a train document by more than `THRESHOLD` is dropped, then a valid document that so overlaps a
-train or test document. What was dropped, and for what, is in the corpus folder's `removed.json`.
+Then near duplicates (`duplicates`) are removed from the held-out splits: a test document that is one of a
+train document is dropped, then a valid document that is one of a train or test document. What was dropped,
+and for what, is in the corpus folder's `removed.json`.
 """
 
 import hashlib
@@ -30,15 +28,13 @@ from pathlib import Path
 
 from nearlm.base import TextError, cache_dir, cache_lock, files
 from nearlm.text import downloads as fetch
+from nearlm.text.duplicates import THRESHOLD, overlap, shingles
 
 SPLITS = ("train", "valid", "test")
-SHINGLE = 8
-THRESHOLD = 0.5
 HELD_OUT_CHARACTERS = 250_000
 LARGEST_FAMILY = 40_000
 
 Documents = dict[str, str]
-Shingles = frozenset[tuple[str, ...]]
 
 _KIN = {
     "apache": "ecl imagemagick shl",
@@ -126,17 +122,6 @@ def split_by_family(documents: Documents) -> dict[str, str]:
 def split_by_path(documents: Documents) -> dict[str, str]:
     """Return the split of every document by a hash of its name: 5 % valid, 5 % test."""
     return {name: {0: "test", 1: "valid"}.get(_hash(name) % 20, "train") for name in documents}
-
-
-def shingles(text: str) -> Shingles:
-    """Return the set of runs of `SHINGLE` words in a text; a shorter text is one shingle."""
-    words = re.findall(r"\w+", text.lower())
-    return frozenset(tuple(words[i : i + SHINGLE]) for i in range(max(1, len(words) - SHINGLE + 1)))
-
-
-def overlap(one: Shingles, other: Shingles) -> float:
-    """Return the share of the smaller set that is in the other."""
-    return len(one & other) / min(len(one), len(other))
 
 
 def near_duplicates(documents: Documents, split: Mapping[str, str]) -> list[Removal]:
