@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nearlm.shrink import PruneOptions, ReduceOptions, prune_store, reduce_store
     from nearlm.store import BuildOptions, Datastore, SearchSettings
     from nearlm.store.builder import build
+    from nearlm.store.sharing import pull, push
     from nearlm.text import TextSource
 
 __version__ = "0.1.0.dev0"
@@ -52,10 +53,12 @@ __all__ = [
     "learn_all",
     "optimize",
     "prune_store",
+    "pull",
+    "push",
     "reduce_store",
     "tune",
 ]
-_HOMES = "base text model model.lm store store.builder search shrink mixing knnlm optimizer".split()
+_HOMES = "base text model model.lm store store.sharing store.builder search shrink mixing knnlm optimizer".split()
 
 
 def __getattr__(name: str) -> Any:

@@ -19,7 +19,9 @@ from nearlm.serve.server import _bind, make_server
 from tiny import make_llama, make_text, make_tokenizer
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
-LIMITS = Limits(max_body_bytes=40_000, max_prompt_tokens=150, max_new_tokens=64, max_choices=8, max_batch=6, max_queue=8)
+LIMITS = Limits(
+    max_body_bytes=40_000, max_prompt_tokens=150, max_new_tokens=64, max_choices=8, max_batch=6, max_queue=8
+)
 
 
 @pytest.fixture(scope="session")

@@ -129,8 +129,13 @@ def _parse(data: bytes, path: Path) -> Json:
 
 def write_stamped(path: Path, value: Json) -> None:
     """Replace `path` by `value` as JSON with a checksum of its own."""
+    write_bytes(path, stamped_bytes(value))
+
+
+def stamped_bytes(value: Json) -> bytes:
+    """Return the bytes that `write_stamped` writes."""
     value = {name: item for name, item in value.items() if name != "checksum"}
-    write_json(path, {**value, "checksum": canonical_hash(value)})
+    return json_bytes({**value, "checksum": canonical_hash(value)})
 
 
 def read_stamped(path: Path) -> Json:
@@ -224,10 +229,15 @@ def link(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        with open(source, "rb") as old, opened(part, "wb") as new:
-            shutil.copyfileobj(old, new, 1 << 20)
-            sync(new)
+        copy(source, part)
     replace(part, target)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Write a copy of a file, and put it on the disk itself."""
+    with open(source, "rb") as old, opened(target, "wb") as new:
+        shutil.copyfileobj(old, new, 1 << 20)
+        sync(new)
 
 
 def remove(path: Path) -> None:

@@ -61,6 +61,12 @@ _COMMANDS = {  # what each takes, what it does, and what a new user may ask
             "Measure perplexity and speed over a text that is not in the store.",
             "Shown are the perplexity with the memory and of the model alone (nlm), and where the time went.",
         ),
+        "harness:lm_eval": (
+            "STORE --tasks TASK...",
+            "Run tasks of lm-evaluation-harness on the model with its memory.",
+            "Needs the extra lm-eval. In the harness itself the model is called nearlm, once nearlm.knnlm.harness is "
+            "imported.",
+        ),
     },
     "Make it smaller and faster": {
         "memory:optimize": (
@@ -86,6 +92,21 @@ _COMMANDS = {  # what each takes, what it does, and what a new user may ask
     "Look into it": {
         "stores:info": ("STORE", "Show what a store holds, or trace one of its records to its text.", ""),
         "stores:verify": ("STORE", "Read every byte of a store and name the first damaged file.", ""),
+        "upkeep:cache": ("", "Show what the cache holds, or clear it.", ""),
+        "upkeep:doctor": ("", "Show versions, devices and extras, and what is missing.", ""),
+    },
+    "Share it": {
+        "sharing:push": (
+            "STORE PLACE",
+            "Pass a store on: to the Hugging Face Hub, or to a folder.",
+            "Records, text, indexes and all that was tuned and trained go along, with a card that describes them. An "
+            "interrupted push or pull continues when it is repeated.",
+        ),
+        "sharing:pull": (
+            "PLACE",
+            "Get a store that was pushed, and check every byte of it.",
+            "Without --out it goes to the cache, where every command finds it as hf:user/name.",
+        ),
     },
     "The paper's experiments": {
         "memory:tune": (
@@ -138,6 +159,8 @@ _EXAMPLES = {
     "generate": 'nearlm generate mystore "To install it," --explain',
     "prune": "nearlm prune mystore --method merge --keep 0.6 --out smaller",
     "optimize": "nearlm optimize mystore valid/ --out fast",
+    "push": "nearlm push mystore user/name --slim",
+    "pull": "nearlm pull user/name",
     "sweep": "nearlm sweep mystore 0.2 0.4 0.6 --over keep --text valid/",
 }
 _RESUMED = "Interrupted at any moment, the same command resumes where it stopped."
@@ -198,9 +221,9 @@ def _register(group: Group, place: str, takes: str, summary: str, more: str) -> 
     paragraphs = [summary, more, _RESUMED if name in _RESUMES else "", _example(name)]
     app.command(
         f"nearlm.cli.{module}:{name}_command",
-        name=name,
+        name=name.replace("_", "-"),
         help="\n\n".join(filter(None, paragraphs)),
-        usage=" ".join(filter(None, ["nearlm", name, takes, "[OPTIONS]"])),
+        usage=" ".join(filter(None, ["nearlm", name.replace("_", "-"), takes, "[OPTIONS]"])),
         group=group,
         sort_key=len(list(app)),
     )

@@ -31,7 +31,11 @@ _VALUES = {
     "--top-k": "K",
     "--features": "LIST",
     "--l1": "X|auto",
+    "--clear": "WHAT...",
+    "--tasks": "TASK...",
+    "--include-path": "FOLDER",
     "--shell": "SHELL",
+    "--license": "LICENCE",
     "--verify": "first|always|never",
 }
 

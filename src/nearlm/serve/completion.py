@@ -213,7 +213,9 @@ def _places(order: Order) -> list[tuple[int, int]]:
 def _joined(order: Order, parts: list[Delta]) -> Delta:
     shift = len(parts[0].text) if order.echo else 0
     tokens = [
-        token if order.echo and not place else Token(token.id, token.logp, token.alternatives, token.trace, token.offset + shift)
+        token
+        if order.echo and not place
+        else Token(token.id, token.logp, token.alternatives, token.trace, token.offset + shift)
         for place, part in enumerate(parts)
         for token in part.tokens
     ]

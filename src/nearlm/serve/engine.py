@@ -191,7 +191,9 @@ class Engine:
             for task in tasks
             if task.wish.max_new_tokens
         ]
-        places = [place for place, task in enumerate(tasks) if task.wish.max_new_tokens for _ in range(task.wish.choices)]
+        places = [
+            place for place, task in enumerate(tasks) if task.wish.max_new_tokens for _ in range(task.wish.choices)
+        ]
         self._advance([row for own in rows for row in own], Said(said.logits[places], said.keys[places]))
         times = [sum(not row.finished for own in rows for row in own if row.task is task) for task in tasks]
         new = [row for own in rows for row in own if not row.finished]

@@ -14,10 +14,14 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
-        self._requests = Counter("nearlm_requests", "Requests by path and status", ["path", "status"], registry=registry)
+        self._requests = Counter(
+            "nearlm_requests", "Requests by path and status", ["path", "status"], registry=registry
+        )
         self._tokens = Counter("nearlm_tokens", "Tokens read and written", ["kind"], registry=registry)
         self._waiting = Gauge("nearlm_waiting", "Continuations that wait for their turn", ["model"], registry=registry)
-        self._running = Gauge("nearlm_running", "Continuations that are computed together", ["model"], registry=registry)
+        self._running = Gauge(
+            "nearlm_running", "Continuations that are computed together", ["model"], registry=registry
+        )
         self._first = Histogram(
             "nearlm_first_token_seconds", "Time to the first token", registry=registry, buckets=_SECONDS
         )

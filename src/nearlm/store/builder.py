@@ -165,15 +165,15 @@ class _Builder:
         self.tokenizer_fingerprint = lm.tokenizer_fingerprint()
         self.probe = lm.probe()
         if self.store:
-            warning = self.store.check_model(self.fingerprint, self.probe, self.tokenizer_fingerprint, lm.name)
-            if warning:
+            if warning := self.store.check_model(self.fingerprint, self.probe, self.tokenizer_fingerprint, lm.name):
                 self.reporter.say(f"warning: {warning}")
         return lm
 
     def _make_plan(self) -> BuildPlan:
         """Say all that the records depend on, apart from the text itself."""
         options = self.options.resolve_options(self.lm, self.old if self.append else None)
-        if self.append and self.old:
+        if self.append and self.store and self.old:
+            self.store.refuse_slim()
             framing = Framing(tuple(self.old.bos), tuple(self.old.separator))
         else:
             framing = Framing.of(self.lm.tokenizer, str(options.separator), options.bos)

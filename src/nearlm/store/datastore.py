@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nearlm.base import Advance, FileInfo, Json, ModelError, StoreError, check_files, files, from_json, store_folder
-from nearlm.base.arrays import ArrayFile, Doubles, Floats, Ints, Reals, ShardedArray
+from nearlm.base import Advance, FileInfo, Json, StoreError, check_files, files, from_json, store_folder
+from nearlm.base.arrays import ArrayFile, Floats, Ints, Reals, ShardedArray
+from nearlm.base.progress import QUIET, Reporter
 from nearlm.base.verification import check_before_use
 from nearlm.store.contents import check_records, check_segment
 from nearlm.store.faiss_files import read_linear
+from nearlm.store.identity import check_identity
+from nearlm.store.inventory import is_slim
 from nearlm.store.layout import Layout, is_key_file
 from nearlm.store.manifest import Manifest, StoreState, extends, read_manifest, state_of
 from nearlm.store.settings import SearchSettings, read_defaults
+from nearlm.store.summary import summarise
 from nearlm.text import Framing, Reading
 
 if TYPE_CHECKING:
     from nearlm.model import ModelSpec
 
-_SAME = 0.9999
-_SIMILAR = 0.98
 _SHOWN = 100  # positions of a merged record
 _REMEDY = "restore it, or build the store again"
 
@@ -48,7 +50,9 @@ class Datastore:
         self.dim = manifest.dim  # the width of a stored key
         self.query_dim = manifest.query_dim or manifest.dim  # that of the LM's, of a query before `project`
         self.weighted = manifest.weighted  # whether records stand for more than themselves
-        self.bytes = sum(file.bytes for file in manifest.files.values())
+        self.slim = is_slim(self.layout, manifest.checksum)  # whether it was pushed without its keys
+        self.files = {name: file for name, file in manifest.files.items() if not (self.slim and is_key_file(name))}
+        self.bytes = sum(file.bytes for file in self.files.values())
         self._sources = functools.lru_cache(maxsize=8)(self._read_sources)
         self._open_arrays()
 
@@ -66,7 +70,7 @@ class Datastore:
         pruned = self.layout.assign.name in manifest.files  # some positions have no record of their own
         assign = [ArrayFile(self.layout.assign, np.dtype("int32"), (manifest.tokens,))] if pruned else []
         self._probe = ArrayFile(self.layout.probe, np.dtype("float32"), (manifest.model.probe_tokens, self.query_dim))
-        columns = (file for shard in shards for file in shard.values())
+        columns = (file for shard in shards for file in shard.values() if file.path.name in self.files)
         for file in (*columns, *(file for arrays in segments for file in arrays), *assign, self._probe):
             file.check()
         self._shards = shards
@@ -91,11 +95,12 @@ class Datastore:
             check_segment(self, number, docs, self._sources(number))
 
     def _listed(self, *, keys: bool) -> dict[str, FileInfo]:
-        return {name: file for name, file in self.manifest.files.items() if is_key_file(name) == keys}
+        return {name: file for name, file in self.files.items() if is_key_file(name) == keys}
 
     @functools.cached_property
     def keys(self) -> ShardedArray:
         """The keys; searches in an index need none, so that these largest files are checked when they are asked for."""
+        self.need_stored_keys()
         check_before_use(self.path, self._listed(keys=True), _REMEDY)
         return self._open_column("keys")
 
@@ -108,8 +113,23 @@ class Datastore:
         """
         if isinstance(path, Datastore):
             return path
+        if str(path).startswith("hf:"):
+            return cls.from_hub(str(path))
         folder = store_folder(path)
         return cls(folder, read_manifest(folder))
+
+    @classmethod
+    def from_hub(cls, repository: str, *, revision: str | None = None, reporter: Reporter = QUIET) -> "Datastore":
+        """Open a store that was pushed to the Hugging Face Hub; it is downloaded into the cache the first time.
+
+        Args:
+            repository: `user/name` or `hf:user/name`, with `@` and a branch, tag or commit if wanted.
+            revision: The same, by itself.
+            reporter: Whom to tell of the progress.
+        """
+        from nearlm.store.sharing import open_pulled
+
+        return open_pulled(repository, revision, reporter)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -136,6 +156,19 @@ class Datastore:
     def continues(self, checksum: str, state: StoreState | None) -> bool:
         """Tell whether what was made from a state of a store is of this one still: the same, or one that it extends."""
         return checksum == self.checksum or (state is not None and extends(self.manifest, state))
+
+    def need_stored_keys(self) -> None:
+        """Refuse a store of text alone, and one that was pushed without its keys."""
+        self.need_keys()
+        self.refuse_slim()
+
+    def refuse_slim(self) -> None:
+        """Refuse a store that was pushed without its keys."""
+        if self.slim:
+            raise StoreError(
+                f"{self.path} was pushed without its keys (`slim=True`), which this needs: without them it can be "
+                "searched, scored and generated with; get the whole store for more"
+            )
 
     def __repr__(self) -> str:
         keys = f"{len(self):,} records of {self.dim} {self.manifest.key_dtype}" if len(self) else "text without keys"
@@ -268,52 +301,18 @@ class Datastore:
 
     def summary(self) -> Json:
         """Say what the store holds and how it was made."""
-        manifest = self.manifest
-        names = ("records", "dim", "key_dtype", "tokens", "documents", "window", "stride", "pack", "key_tap")
-        return {
-            "store": self.path.name,
-            **{name: getattr(manifest, name) for name in names},
-            "model": manifest.model.name,
-            "model_dtype": manifest.model.dtype,
-            "texts": [text for segment in manifest.segments for text in segment.texts],
-            "indexes": self.indexes,
-            "gates": self.gates,
-            "mixtures": self.mixtures,
-            "defaults": {name: getattr(self.defaults, name) for name in ("index", "mixture", "gate", "skip")},
-            "shards": len(manifest.shards),
-            "bytes": self.bytes,
-            "bytes_per_record": round(self.bytes / len(self)) if len(self) else None,
-            "unfinished_append": self.layout.build_job.started,
-            "weighted": self.weighted,
-            "parent": manifest.parent and manifest.parent.name,
-            "made_by": "; ".join(map(str, manifest.transforms)) or None,
-            "checksum": manifest.checksum,
-        }
+        return summarise(self)
 
     def check_model(self, fingerprint: str, probe: Floats, tokenizer: str, name: str) -> str | None:
         """Refuse a model or tokenizer that did not make this store; return a warning if it differs slightly."""
-        ours = self.manifest.model
-        if fingerprint != ours.fingerprint:
-            raise ModelError(f"{self.path} was built with {ours.name}, {name} is another architecture or size")
-        if tokenizer != self.manifest.tokenizer.fingerprint:
-            raise ModelError(f"{self.path} was built with the tokenizer of {ours.name}, that of {name} differs")
-        cosine = float(np.median(_cosines(self._probe.open(), probe)))
-        if not cosine >= _SIMILAR:
-            raise ModelError(
-                f"{self.path} was built with {ours.name}, {name} has other weights "
-                f"(median cosine of probe keys {cosine:.3f}, expected at least {_SIMILAR})"
-            )
-        if cosine < _SAME:
-            cause = f"another dtype, or slightly other weights (median cosine {cosine:.5f})"
-            return f"{name} gives slightly other keys than {ours.name} did: {cause}"
-        return None
+        return check_identity(self.manifest, self.path, self._probe.open(), (fingerprint, probe, tokenizer, name))
 
     def verify(self, advance: Advance | None = None) -> None:
         """Read every byte and refuse the first file that is not as it was written."""
         read_manifest(self.path)
         read_defaults(self.layout)
         self.layout.check_described()
-        check_files(self.path, self.manifest.files, _REMEDY, every_byte=True, advance=advance)
+        check_files(self.path, self.files, _REMEDY, every_byte=True, advance=advance)
 
     def _source(self, segment: int, number: int) -> str:
         names = self._sources(segment)
@@ -337,11 +336,3 @@ def _open_all(shards: Iterator[ArrayFile]) -> ShardedArray:
 def _ones(values: ShardedArray) -> ShardedArray:
     """Return a weight of 1 for every record, without memory for them."""
     return ShardedArray([np.broadcast_to(np.ones((), np.int32), len(shard)) for shard in values.shards])
-
-
-def _cosines(a: Floats, b: Floats) -> Doubles:
-    if a.shape != b.shape:
-        return np.zeros(1)
-    x, y = a.astype(np.float64), b.astype(np.float64)
-    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
-    return (x * y).sum(1) / np.maximum(norms, 1e-30)  # type: ignore[no-any-return]

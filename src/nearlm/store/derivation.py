@@ -102,7 +102,7 @@ def derive(
 
     `prepare` makes what the work rests on (an index) and returns what tells it from another.
     """
-    parent.need_keys()
+    parent.need_stored_keys()
     folder = store_folder(out)
     if folder.resolve() == parent.path.resolve():
         raise StoreError(f"`out` is the store itself ({folder}), and a store is never changed; choose another folder")

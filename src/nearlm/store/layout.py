@@ -24,6 +24,7 @@ class Layout:
         self.assign = folder / "assign.npy"  # of a pruned store: the record that stands for each position
         self.ngrams = NGramFiles(folder / "ngrams")
         self.suffixes = SuffixFiles(folder / "suffixes")
+        self.shared = folder / "shared.json"  # of a store that was pushed or pulled: what was passed on
         self.optimized = folder / "optimize.json"  # how the store was chosen
         self.fit = FitFiles(folder / "fit")
         self.build_job = Job(folder, "build")  # of a build or an append
