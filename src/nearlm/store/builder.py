@@ -164,9 +164,9 @@ class _Builder:
         self.fingerprint = lm.fingerprint()
         self.tokenizer_fingerprint = lm.tokenizer_fingerprint()
         self.probe = lm.probe()
-        if self.store:
-            if warning := self.store.check_model(self.fingerprint, self.probe, self.tokenizer_fingerprint, lm.name):
-                self.reporter.say(f"warning: {warning}")
+        seen = (self.fingerprint, self.probe, self.tokenizer_fingerprint, lm.name)
+        if self.store and (warning := self.store.check_model(*seen)):
+            self.reporter.say(f"warning: {warning}")
         return lm
 
     def _make_plan(self) -> BuildPlan:
