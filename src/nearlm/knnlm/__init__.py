@@ -2,5 +2,6 @@
 
 from nearlm.knnlm.attachment import Attachment, attach
 from nearlm.knnlm.evaluation import Evaluation, ScoredText, evaluate, evaluate_tokens, score_tokens
+from nearlm.knnlm.explanation import Explanation, Explanations, memory_share
 from nearlm.knnlm.generation import Continuation
-from nearlm.knnlm.knnlm import KNNLM, Explanation, GenerateOptions
+from nearlm.knnlm.knnlm import KNNLM, GenerateOptions

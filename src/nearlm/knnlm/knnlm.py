@@ -1,7 +1,7 @@
 """`KNNLM`: an LM with a memory; score text, explain tokens, generate."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, TypedDict, Unpack, overload
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from nearlm.base import Int32s, OptionError
 from nearlm.knnlm.drafting import Drafter
+from nearlm.knnlm.explanation import Explanation, Explanations, Suffix
 from nearlm.knnlm.generation import Continuation, continue_rows
 from nearlm.knnlm.scoring import ScoredBatch, Scorer, TokenScores
 from nearlm.mixing import Gate, Memory
@@ -47,30 +48,6 @@ class GenerateOptions(TypedDict, total=False):
     stopping_criteria: Any
     streamer: Any
     generation_config: Any
-
-
-@dataclass(frozen=True)
-class Suffix:
-    """The longest suffix of a context that occurs in the store's text: its tokens, how often, and one document."""
-
-    length: int
-    count: int
-    document: str
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """One token of a text: what LM and memory thought of it, and the contexts (text and token) behind that."""
-
-    token: str
-    p_lm: float
-    p_knn: float
-    p: float
-    lam: float
-    nearest: list[tuple[float, Context]]
-    sources: dict[str, tuple[float, float]] = field(default_factory=dict)  # of a mixture: each one's weight and p
-    suffix: Suffix | None = None
-    drafted: bool = False  # of a token that was generated
 
 
 class KNNLM:
@@ -138,8 +115,11 @@ class KNNLM:
         columns = (np.concatenate([getattr(scores, name) for _, scores in parts]) for name in names)
         return TokenScores(*(column[order] for column in columns))
 
-    def explain(self, ids: Sequence[int], first: int = 1, nearest: int = 3) -> Iterator[Explanation]:
-        """Explain the tokens of a sequence from position `first` on: what LM and memory thought of each, and why."""
+    def explain(self, ids: Sequence[int], first: int = 1, nearest: int = 3) -> Explanations:
+        """Explain the tokens of a sequence from position `first` on: what LM and memory thought of each, and why.
+
+        In a notebook the list shows itself as a coloured text.
+        """
         explained: dict[int, Explanation] = {}
         tokens = np.asarray(ids, np.int32)
         for batch in self._score_batches(tokens):
@@ -151,7 +131,7 @@ class KNNLM:
                 one = self._explanation(batch, row, nearest)
                 position = int(batch.positions[row])
                 explained[position] = replace(one, sources=weighed, suffix=self._suffix(tokens, position))
-        yield from (explained[position] for position in sorted(explained))
+        return Explanations(explained[position] for position in sorted(explained))
 
     def _explanation(self, batch: ScoredBatch, row: int, nearest: int) -> Explanation:
         scores = batch.scores

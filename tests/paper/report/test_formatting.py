@@ -5,7 +5,6 @@ import math
 import pytest
 
 import measured
-from nearlm.knnlm import Explanation
 from nearlm.paper.report import formatting
 
 
@@ -46,12 +45,6 @@ def test_line_breaks_and_tabs_of_a_token_are_made_visible():
 def test_a_text_is_divided_at_its_empty_lines():
     assert formatting.paragraphs("\none\ntwo\n \n\nthree\n") == ["one\ntwo", "three"]
     assert formatting.paragraphs(" \n") == []
-
-
-@pytest.mark.parametrize(("p", "expected"), [(0.5, 0.25 * 0.8 / 0.5), (0.0, 0.0), (0.1, 1.0)])
-def test_a_token_is_shaded_by_what_the_memory_gave(p, expected):
-    token = Explanation("x", p_lm=0.4, p_knn=0.8, p=p, lam=0.25, nearest=[])
-    assert formatting.memory_share(token) == pytest.approx(expected)
 
 
 def test_made_up_tokens_have_the_probabilities_of_a_mixture():

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 
 from nearlm.base import size
-from nearlm.knnlm import Explanation
+from nearlm.knnlm import memory_share as memory_share  # a filter of the templates
 
 NOTHING = "–"
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
@@ -24,13 +24,6 @@ def visible(value: str) -> str:
 def paragraphs(value: str) -> list[str]:
     """Return a text's paragraphs, divided where it has empty lines."""
     return [part for part in re.split(r"\n\s*\n", value.strip()) if part.strip()]
-
-
-def memory_share(token: Explanation) -> float:
-    """Return λ·p_kNN / p: how much of a token's probability came from the memory."""
-    if not token.p:
-        return 0.0
-    return min(1.0, max(0.0, token.lam * token.p_knn / token.p))
 
 
 def _or_dash(write: Callable[[float], str]) -> Callable[[float | None], str]:
