@@ -1,4 +1,7 @@
-"""Give a model a memory of a folder of text, and see what it is worth: python examples/adapt_to_folder.py docs/ mem"""
+"""Give a model a memory of a folder of text, and see what it is worth.
+
+    python examples/adapt_to_folder.py docs/ mem
+"""
 
 import sys
 

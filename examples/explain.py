@@ -1,4 +1,7 @@
-"""Show where every token of a text comes from, as a page: python examples/explain.py mem "the text" page.html"""
+"""Show where every token of a text comes from, as a page.
+
+    python examples/explain.py mem "the text" page.html
+"""
 
 import sys
 from pathlib import Path

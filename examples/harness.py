@@ -1,4 +1,7 @@
-"""A cloze task from a text of one's own, with the memory and without: python examples/harness.py mem text.txt"""
+"""A cloze task from a text of one's own, with the memory and without.
+
+    python examples/harness.py mem text.txt
+"""
 
 import json
 import sys

@@ -1,4 +1,7 @@
-"""Search a store with an index of one's own kind, and with FAISS itself: python examples/own_index.py mem"""
+"""Search a store with an index of one's own kind, and with FAISS itself.
+
+    python examples/own_index.py mem
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""Serve a store and call it with the openai client: python examples/serve_and_call.py mem "a prompt" """
+"""Serve a store and call it with the openai client.
+
+    python examples/serve_and_call.py mem "a prompt"
+"""
 
 import re
 import subprocess
