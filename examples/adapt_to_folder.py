@@ -1,6 +1,6 @@
 """Give a model a memory of a folder of text, and see what it is worth.
 
-    python examples/adapt_to_folder.py docs/ mem
+Usage: python examples/adapt_to_folder.py docs/ mem
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Show where every token of a text comes from, as a page.
 
-    python examples/explain.py mem "the text" page.html
+Usage: python examples/explain.py mem "the text" page.html
 """
 
 import sys

@@ -1,6 +1,6 @@
 """A cloze task from a text of one's own, with the memory and without.
 
-    python examples/harness.py mem text.txt
+Usage: python examples/harness.py mem text.txt
 """
 
 import json

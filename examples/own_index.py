@@ -1,6 +1,6 @@
 """Search a store with an index of one's own kind, and with FAISS itself.
 
-    python examples/own_index.py mem
+Usage: python examples/own_index.py mem
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Serve a store and call it with the openai client.
 
-    python examples/serve_and_call.py mem "a prompt"
+Usage: python examples/serve_and_call.py mem "a prompt"
 """
 
 import re
