@@ -97,7 +97,7 @@ def _time(model: Any, ids: torch.Tensor, cache: Any) -> float:
 
 def _kinds(model: nn.Module) -> list[str]:
     """Name the kinds of layers and of their weights: packed or quantised ones take another time."""
-    modules = [type(module).__name__ for module in model.modules()]
+    modules = [f"{type(module).__name__}{' replaced' * ('forward' in vars(module))}" for module in model.modules()]
     return modules + [f"{weight.dtype} {weight.layout}" for weight in (*model.parameters(), *model.buffers())]
 
 
