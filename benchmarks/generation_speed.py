@@ -2,6 +2,7 @@
 
     python benchmarks/generation_speed.py STORE --text spdx:test [--prompts 20] [--tokens 128] [--part 1/3]
         [--variants "LM alone;kNN-LM drafting"] [--keep results.jsonl] [--show]
+    python benchmarks/generation_speed.py STORE --text spdx:test --replay [--costs 1:47,2:52,8:67,16:90]
 
 Every prompt is continued greedily by every variant in turn, and the order turns round from prompt to prompt, so that
 noise meets all alike. Prompts are the beginnings of documents that are spread evenly over the text. `--part 1/3` takes
@@ -11,13 +12,15 @@ of the prompt. Outputs are compared with the plain variant of the same distribut
 
 The second table does not depend on hardware: tokens per pass of the model if every draft has up to n tokens. It is
 computed from the plain kNN-LM's own text and the neighbours that it found, without generating again. Where a pass over
-n + 1 tokens takes as long as one over one token, it is the gain in speed.
+n + 1 tokens takes as long as one over one token, it is the gain in speed. The last column is what `generate` does if
+passes take the times of `--costs` (tokens:time, between which times are interpolated), and the third table the gain by
+these times. `--replay` computes only these tables: all prompts are written as one batch, and nothing is timed.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,11 +29,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from nearlm.base import Doubles
 from nearlm.knnlm import KNNLM, Attachment
-from nearlm.knnlm.draft_votes import Chain
+from nearlm.knnlm.draft_length import Acceptance, Pace
+from nearlm.knnlm.draft_votes import AHEAD, Chain
 from nearlm.knnlm.drafting import Drafter
 from nearlm.knnlm.generation import continue_rows
-from nearlm.knnlm.pass_costs import pass_costs
+from nearlm.knnlm.pass_costs import PassCosts, pass_costs
 from nearlm.mixing import Prediction
 from nearlm.model.passes import turn
 from nearlm.search import Neighbors
@@ -44,6 +49,7 @@ SAME_AS = {LOOKUP: ALONE, LM_DRAFTS: ALONE, DRAFTS: PLAIN}
 PROMPT_TOKENS = 96
 LOOKED_UP = 10  # tokens that prompt lookup drafts, as in transformers' documentation
 LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
+LEARNED: dict[str, Acceptance] = {}  # by source: from one prompt to the next, as in `generate`
 SOURCES = ("all sources", "without neighbours", "without ∞-gram", "the text so far alone")
 
 
@@ -57,7 +63,7 @@ class Run:
     seconds: float
     passes: int
     drafts: list[tuple[int, int]] = field(default_factory=list)  # tokens drafted and written, of each pass
-    replayed: dict[str, list[int]] = field(default_factory=dict)  # passes with drafts of LENGTHS, by source
+    replayed: dict[str, list[float]] = field(default_factory=dict)  # see `replay`
 
 
 class Found(list[tuple[Neighbors | None, int]]):
@@ -96,21 +102,45 @@ def run(knnlm: KNNLM, variant: str, number: int, prompt: list[int], tokens: int)
     return Run(number, variant, made.tokens, made.seconds, passes, drafts)
 
 
-def replay(knnlm: KNNLM, prompt: list[int], tokens: list[int]) -> dict[str, list[int]]:
-    """Return how many passes drafts of each length would take, by source, to write tokens that are known."""
+def replay(knnlm: KNNLM, prompt: list[int], tokens: list[int], costs: Doubles) -> dict[str, list[float]]:
+    """Return how many passes drafts of each length would take, by source, to write tokens that are known.
+
+    After LENGTHS come the passes with drafts as long as they pay, those of them that draft, the tokens written there,
+    and the time of all by the costs.
+    """
     read = np.array([*prompt, *tokens], np.int32)
     near = neighbors_of(knnlm, read)[-len(tokens) :]
     with_suffixes = Drafter(knnlm.store, knnlm.drafter.infinigram)
     without = Drafter(knnlm.store, None)
     ways = zip(SOURCES, ((with_suffixes, True), (with_suffixes, False), (without, True), (without, False)), strict=True)
-    passes = {}
+    passes: dict[str, list[float]] = {}
     for name, (drafter, neighbors) in ways:
         chains = [
             drafter.chain(read[: len(prompt) + place + 1], *(near[place] if neighbors else (None, 0)))
             for place in range(len(tokens))
         ]
-        passes[name] = [passes_of(chains, tokens, length) for length in LENGTHS]
+        fixed = [len(passes_of(chains, tokens, lambda chain, length=length: length)) for length in LENGTHS]
+        acceptance = LEARNED.setdefault(name, Acceptance())
+        paying = Paying(acceptance, Pace(costs))
+        made = passes_of(chains, tokens, paying.length, paying.learn)
+        drafted = [written for length, written in made if length]
+        passes[name] = [*fixed, len(made), len(drafted), sum(drafted), sum(float(costs[length]) for length, _ in made)]
     return passes
+
+
+@dataclass(frozen=True)
+class Paying:
+    """Drafts as long as they pay, and learns from each, as `generate` does."""
+
+    acceptance: Acceptance
+    pace: Pace
+
+    def length(self, chain: Chain) -> int:
+        return self.pace.best_length(self.acceptance.rates(chain))
+
+    def learn(self, chain: Chain, drafted: int, written: np.ndarray) -> None:
+        self.acceptance.learn(chain, written)
+        self.pace.count(drafted, len(written))
 
 
 def neighbors_of(knnlm: KNNLM, read: np.ndarray) -> Found:
@@ -124,21 +154,29 @@ def neighbors_of(knnlm: KNNLM, read: np.ndarray) -> Found:
     return found
 
 
-def passes_of(chains: list[Chain], tokens: list[int], length: int) -> int:
-    """Count the passes that write some tokens if every draft has up to `length`."""
+def passes_of(
+    chains: list[Chain],
+    tokens: list[int],
+    length_of: Callable[[Chain], int],
+    learn: Callable[[Chain, int, np.ndarray], None] = lambda *_: None,
+) -> list[tuple[int, int]]:
+    """Return the passes that write some tokens, as tokens drafted and written, if drafts have some lengths."""
     place = 0
-    passes = 1  # which reads the prompt and writes the first token
+    passes = [(0, 1)]  # which reads the prompt and writes the first token
     while place < len(tokens) - 1:
-        draft = chains[place].tokens[: min(length, len(tokens) - 2 - place)]
-        coming = np.array(tokens[place + 1 : place + 1 + len(draft)])
-        same = draft == coming
-        place += 1 + (len(draft) if same.all() else int(same.argmin()))
-        passes += 1
+        chain = chains[place]
+        draft = chain.tokens[: min(length_of(chain), len(tokens) - 2 - place)]
+        coming = np.array(tokens[place + 1 : place + 2 + len(draft)], np.int32)
+        same = draft == coming[: len(draft)]
+        written = 1 + (len(draft) if same.all() else int(same.argmin()))
+        learn(chain, len(draft), coming[:written])
+        passes.append((len(draft), written))
+        place += written
     return passes
 
 
 def measure(
-    knnlm: KNNLM, prompts: dict[int, list[int]], tokens: int, variants: list[str], keep: Path | None
+    knnlm: KNNLM, prompts: dict[int, list[int]], tokens: int, variants: list[str], keep: Path | None, costs: Doubles
 ) -> list[Run]:
     """Run all variants on each prompt in turn, and keep what was found after each."""
     runs = []
@@ -147,7 +185,7 @@ def measure(
         made = [run(knnlm, name, number, prompt, tokens) for name in variants[turned:] + variants[:turned]]
         plain = next((one for one in made if one.variant == PLAIN), None)
         if plain is not None:
-            made[made.index(plain)] = replace(plain, replayed=replay(knnlm, prompt, plain.tokens))
+            made[made.index(plain)] = replace(plain, replayed=replay(knnlm, prompt, plain.tokens, costs))
         if keep is not None:
             with keep.open("a") as file:
                 file.writelines(json.dumps(asdict(one)) + "\n" for one in made)
@@ -199,16 +237,40 @@ def speed(runs: Iterable[Run]) -> float:
 
 
 def by_length(runs: list[Run]) -> list[str]:
-    """Show tokens per pass by the length of drafts, for each source."""
+    """Show tokens per pass by the length of drafts, for each source, and what drafts that pay would gain."""
     replayed = [one for one in runs if one.replayed]
     if not replayed:
         return []
-    lines = [f"| drafts of up to | {' | '.join(map(str, LENGTHS))} |", "|---" * (len(LENGTHS) + 1) + "|"]
+    lines = [f"| drafts of up to | {' | '.join(map(str, LENGTHS))} | as it pays |", "|---" * (len(LENGTHS) + 2) + "|"]
+    paying = [
+        "",
+        "| drafts as they pay | passes that draft | tokens per pass there | gain by the costs |",
+        "|---|---|---|---|",
+    ]
     tokens = sum(len(one.tokens) for one in replayed)
     for name in SOURCES:
-        passes = np.sum([one.replayed[name] for one in replayed], 0)
+        *passes, drafting, written, took = np.sum([one.replayed[name] for one in replayed], 0)
         lines.append(f"| {name} | {' | '.join(f'{tokens / count:.2f}' for count in passes)} |")
-    return lines
+        cells = f"{drafting / passes[-1]:.0%} | {written / max(drafting, 1):.2f} | {tokens / took:.2f}"
+        paying.append(f"| {name} | {cells} |")
+    return lines + paying
+
+
+def write_together(knnlm: KNNLM, prompts: list[list[int]], tokens: int, costs: Doubles) -> list[Run]:
+    """Write after all prompts as one batch, and replay drafts for it."""
+    options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
+    made = continue_rows(knnlm.lm, knnlm.memory, None, prompts, options)
+    return [
+        Run(number, PLAIN, one.tokens, one.seconds, tokens, [], replay(knnlm, one.prompt, one.tokens, costs))
+        for number, one in enumerate(made)
+    ]
+
+
+def costs_of(text: str) -> Doubles:
+    """Return the times of passes over 1 to 17 tokens, in passes over one, from `tokens:time,…`."""
+    pairs = [tuple(map(float, pair.split(":"))) for pair in text.split(",")]
+    sizes, times = zip(*pairs, strict=True)
+    return PassCosts(tuple(map(int, sizes)), tuple(time / times[0] for time in times)).by_length(AHEAD)
 
 
 def main() -> None:
@@ -221,23 +283,33 @@ def main() -> None:
     parser.add_argument("--part", default="1/1", help="which part of the prompts, e.g. 2/3")
     parser.add_argument("--variants", default=";".join(VARIANTS), help="separated by semicolons")
     parser.add_argument("--keep", type=Path, help="a file to which results are added")
+    parser.add_argument("--costs", default="1:1,17:1", help="times of passes to replay with, as tokens:time,…")
+    parser.add_argument("--replay", action="store_true", help="only tokens per pass, nothing is timed")
     parser.add_argument("--show", action="store_true", help="show what is kept, measure nothing")
     options = parser.parse_args()
     runs = kept(options.keep)
     if not options.show:
-        part, parts = map(int, options.part.split("/"))
-        knnlm = KNNLM.load(options.store)
-        source = TextSource((options.text,), max_tokens=options.max_tokens)
-        prompts = dict(enumerate(prompts_of(knnlm.store, source, options.prompts, options.tokens)))
-        mine = np.array_split(np.arange(len(prompts)), parts)[part - 1]
-        done = {one.prompt for one in runs}
-        left = {number: prompts[number] for number in mine if number not in done}
-        variants = options.variants.split(";")
-        warm_up(knnlm, prompts[0], variants)
-        runs += measure(
-            knnlm, {int(number): prompt for number, prompt in left.items()}, options.tokens, variants, options.keep
-        )
-    print(f"{len({one.prompt for one in runs})} prompts", "", *table(runs), "", *by_length(runs), sep="\n")
+        runs += run_all(options, {one.prompt for one in runs})
+    print(f"{len({one.prompt for one in runs})} prompts", "", sep="\n")
+    if not options.replay:
+        print(*table(runs), "", sep="\n")
+    print(*by_length(runs), sep="\n")
+
+
+def run_all(options: argparse.Namespace, done: set[int]) -> list[Run]:
+    """Measure what is not done yet of the part that was asked for."""
+    knnlm = KNNLM.load(options.store)
+    source = TextSource((options.text,), max_tokens=options.max_tokens)
+    prompts = prompts_of(knnlm.store, source, options.prompts, options.tokens)
+    costs = costs_of(options.costs)
+    if options.replay:
+        return write_together(knnlm, prompts, options.tokens, costs)
+    part, parts = map(int, options.part.split("/"))
+    mine = np.array_split(np.arange(len(prompts)), parts)[part - 1].tolist()
+    left = {number: prompts[number] for number in mine if number not in done}
+    variants = options.variants.split(";")
+    warm_up(knnlm, prompts[0], variants)
+    return measure(knnlm, left, options.tokens, variants, options.keep, costs)
 
 
 def warm_up(knnlm: KNNLM, prompt: list[int], variants: list[str]) -> None:

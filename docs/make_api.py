@@ -21,7 +21,7 @@ GROUPS = {
     "Use it": "KNNLM attach Attachment evaluate",
     "Options": "TextSource ModelSpec BuildOptions SearchSettings Training PruneOptions ReduceOptions",
     "Parts": "LM Datastore Retriever Memory faiss_index",
-    "Results and errors": "Tuning Learned Evaluation Choice IndexInfo Explanation Reporter NearLMError",
+    "Results and errors": "Tuning Learned Evaluation Choice IndexInfo Continuation Explanation Reporter NearLMError",
 }
 HEAD = """# Python API
 

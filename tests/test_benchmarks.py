@@ -104,7 +104,9 @@ def test_drafting_is_measured(lm, tmp_path, monkeypatch, capsys):
     build_index(store, "flat", quiet=True)
     knnlm = KNNLM.load(store, lm, SearchSettings(lam=0.5, knn_temperature=1.0, k=8))
     prompts = speed.prompts_of(store, TextSource((str(tmp_path / "text.txt"),)), 2, 8)
-    runs = speed.measure(knnlm, dict(enumerate(prompts)), 8, list(speed.VARIANTS), tmp_path / "kept.jsonl")
+    runs = speed.measure(
+        knnlm, dict(enumerate(prompts)), 8, list(speed.VARIANTS), tmp_path / "kept.jsonl", speed.costs_of("1:5,17:5")
+    )
     assert len(prompts) == 1 and len(prompts[0]) == 12 and {one.variant for one in runs} == set(speed.VARIANTS)
     again = speed.kept(tmp_path / "kept.jsonl")
     assert [one.tokens for one in again] == [one.tokens for one in runs]
@@ -112,7 +114,12 @@ def test_drafting_is_measured(lm, tmp_path, monkeypatch, capsys):
     assert plain.passes == 8 and all(passes[0] == 8 for passes in plain.replayed.values())
     drafting = next(one for one in again if one.variant == speed.DRAFTS)
     assert sum(written for _, written in drafting.drafts) == 8 and len(drafting.drafts) == drafting.passes
-    assert speed.table(again)[2].startswith("| LM alone |") and len(speed.by_length(again)) == 6
+    assert speed.table(again)[2].startswith("| LM alone |") and len(speed.by_length(again)) == 2 + 4 + 3 + 4
+    together = speed.write_together(knnlm, prompts, 8, speed.costs_of("1:4,2:5,16:12"))
+    assert together[0].tokens == plain.tokens
+    assert {name: found[:9] for name, found in together[0].replayed.items()} == {
+        name: found[:9] for name, found in plain.replayed.items()
+    }
 
 
 def test_passes_are_counted_as_drafts_are_accepted():
@@ -123,6 +130,10 @@ def test_passes_are_counted_as_drafts_are_accepted():
         return Chain(np.array(drafted, np.int32), np.zeros(len(drafted), np.int32), np.ones(len(drafted)))
 
     chains = [chain(4, 5, 0), chain(), chain(), chain(7, 8, 9, 1), chain(), chain(), chain()]
-    assert speed.passes_of(chains, tokens, 0) == 7
-    assert speed.passes_of(chains, tokens, 4) == 3  # 3; 4 5 6; 7 8 9, of which the last cannot be drafted
-    assert speed.passes_of(chains, tokens, 1) == 5  # 3; 4 5; 6; 7 8; 9
+    assert speed.passes_of(chains, tokens, lambda _: 0) == [(0, 1)] * 7
+    assert speed.passes_of(chains, tokens, lambda _: 4) == [(0, 1), (3, 3), (2, 3)], "the last token is not drafted"
+    assert speed.passes_of(chains, tokens, lambda _: 1) == [(0, 1), (1, 2), (0, 1), (1, 2), (0, 1)]
+    learned = []
+    speed.passes_of(chains, tokens, lambda _: 4, lambda chain, drafted, written: learned.append(written.tolist()))
+    assert learned == [[4, 5, 6], [7, 8, 9]]
+    assert speed.costs_of("1:4,3:8").tolist()[:4] == [1.0, 1.5, 2.0, 2.0]

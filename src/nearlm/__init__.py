@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nearlm.base import NearLMError, Reporter
-    from nearlm.knnlm import KNNLM, Attachment, Evaluation, Explanation, attach, evaluate
+    from nearlm.knnlm import KNNLM, Attachment, Continuation, Evaluation, Explanation, attach, evaluate
     from nearlm.mixing import Gate, Learned, Memory, Mixture, Training, Tuning, build_infinigram, learn_all, tune
     from nearlm.model import ModelSpec
     from nearlm.model.lm import LM
@@ -24,6 +24,7 @@ __all__ = [
     "Attachment",
     "BuildOptions",
     "Choice",
+    "Continuation",
     "Datastore",
     "Evaluation",
     "Explanation",

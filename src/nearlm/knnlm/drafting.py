@@ -46,7 +46,7 @@ class RecordPlaces:
         chosen = np.minimum(count, most)
         within = np.arange(chosen.sum()) - np.repeat(np.cumsum(chosen) - chosen, chosen)
         spread = within * np.repeat(count, chosen) // np.repeat(chosen, chosen)
-        return order[np.repeat(first, chosen) + spread]
+        return np.asarray(order[np.repeat(first, chosen) + spread])
 
 
 @dataclass

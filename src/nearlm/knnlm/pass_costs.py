@@ -56,6 +56,7 @@ def describe(lm: LM, memory: Memory | None) -> Json:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     found: Json = {
         "model": lm.fingerprint(),
+        "weights": getattr(lm.spec, "weights", ""),
         "layers": sorted(Counter(_kinds(lm.model)).items()),
         "weights": lm.packing.weights,
         "device": [device.type, name, os.cpu_count()],
@@ -98,7 +99,7 @@ def _time(model: Any, ids: torch.Tensor, cache: Any) -> float:
 
 def _kinds(model: nn.Module) -> list[str]:
     """Name the kinds of layers and of their weights: packed or quantised ones take another time."""
-    modules = [type(module).__name__ for module in model.modules()]
+    modules = [f"{type(module).__name__}{' replaced' * ('forward' in vars(module))}" for module in model.modules()]
     return modules + [f"{weight.dtype} {weight.layout}" for weight in (*model.parameters(), *model.buffers())]
 
 
