@@ -1,1 +1,3 @@
-"""HTTP server and inspector page (extra `serve`)."""
+"""An HTTP server for models with memories, compatible with OpenAI's API, and a page that shows the memory at work."""
+
+from nearlm.serve.limits import Limits
