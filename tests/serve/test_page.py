@@ -6,7 +6,7 @@ import re
 import pytest
 
 from browser import ARGUMENTS, Visit, find_chromium
-from conftest import run_server
+from live import run_server
 
 PROMPT = "the licence grants"
 TEXT = "the licence grants rights to any person who uses software free of charge."
