@@ -2,8 +2,9 @@
 
     python benchmarks/page_speed.py [--tokens 1000] [--rounds 3]
 
-The server streams prepared tokens as fast as the page takes them, so that only the page's own work is measured: the time of the
-browser's main thread for the stream (script, style, layout), its longest task, and from a click until its details are laid out.
+The server streams prepared tokens as fast as the page takes them, so that only the page's own work is measured: the
+time of the browser's main thread for the stream (script, style, layout), its longest task, and the time from a click
+until its details are laid out.
 """
 
 import argparse

@@ -20,10 +20,10 @@ PROMPT = (
     "Redistribution and use in source and binary forms, with or without modification, are permitted provided that the "
     "following conditions are met:"
 )
-TEXT = """The above copyright notice and this permission notice shall be included in all copies or substantial portions \
-of the Software. My neighbour's cat sleeps on the warm stone wall all afternoon. THE SOFTWARE IS PROVIDED "AS IS", \
-WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS \
-FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT."""
+TEXT = """The above copyright notice and this permission notice shall be included in all copies or substantial portions
+of the Software. My neighbour's cat sleeps on the warm stone wall all afternoon.
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
+WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT.""".replace("\n", " ")
 WIDE, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
 MOST_BYTES = 200_000
 

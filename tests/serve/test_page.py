@@ -4,7 +4,6 @@ import math
 import re
 
 import pytest
-
 from browser import ARGUMENTS, Visit, find_chromium
 from live import run_server
 
@@ -105,7 +104,7 @@ def test_tokens_are_written_and_coloured_by_the_share_of_the_memory(visit, http)
     classes = one.tokens().evaluate_all("all => all.map((each) => each.className)")
     expected = [{f"s{steps(share(token), SHARES)}", gain_class(token)} for token in tokens]
     assert all(each <= set(found.split()) for each, found in zip(expected, classes, strict=True))
-    assert len({found for found in classes}) > 1
+    assert len(set(classes)) > 1
     assert one.find("#status").text_content().startswith("12 tokens")
 
 
@@ -330,7 +329,9 @@ def test_every_control_has_a_name(visit):
     for tab in ("write", "score", "stores"):
         one.page.get_by_role("tab", name=tab.capitalize()).click()
         snapshot = one.find("body").aria_snapshot()
-        unnamed = re.findall(r"- (?:button|textbox|searchbox|slider|spinbutton|combobox|switch|tab|listbox)\s*(?:\[|:|$)", snapshot, re.M)
+        unnamed = re.findall(
+            r"- (?:button|textbox|searchbox|slider|spinbutton|combobox|switch|tab|listbox)\s*(?:\[|:|$)", snapshot, re.M
+        )
         assert not unnamed, snapshot
 
 
