@@ -1,6 +1,8 @@
 """The evaluation harness on a store's LM: its log-likelihoods are our scores, with memory and without."""
 
 import json
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,14 +17,8 @@ from nearlm.knnlm import KNNLM
 from nearlm.knnlm.harness import HarnessLM, run_harness
 from tiny import make_text
 
-TEXT = make_text(30, seed=91)
-
-
-@pytest.fixture(params=["on", "off"])
-def harness(request, store, double_lm):
-    lm = HarnessLM(store, request.param, double_lm)
-    yield request.param, lm
-    lm.close()
+TEXT = make_text(30, seed=91)  # longer than a window of the store
+SHORT = " ".join(TEXT.split()[:5])  # and shorter
 
 
 def ask(kind: str, *arguments) -> list[Instance]:
@@ -33,25 +29,26 @@ def test_it_is_registered():
     assert get_model("nearlm") is HarnessLM
 
 
-def test_rolling_and_continuations_are_our_scores(harness, store, double_lm):
-    memory, lm = harness
-    ours = KNNLM.load(store, double_lm, knn=memory == "on").score(TEXT)
-    rolling = lm.loglikelihood_rolling(ask("loglikelihood_rolling", TEXT), disable_tqdm=True)[0]
-    assert rolling == pytest.approx(ours.logp.sum(), abs=1e-4)
-    before, after = TEXT[:60], TEXT[60:]
-    given = len(double_lm.tokenizer(before, add_special_tokens=False)["input_ids"])
-    logp, greedy = lm.loglikelihood(ask("loglikelihood", before, after), disable_tqdm=True)[0]
-    whole = double_lm.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
-    assert double_lm.tokenizer(before, add_special_tokens=False)["input_ids"] == whole[:given]
-    assert logp == pytest.approx(ours.logp[given:].sum(), abs=1e-4) and not greedy
-
-
-def test_what_is_generated_is_ours(harness, store, double_lm):
-    memory, lm = harness
-    asked = {"until": [], "max_gen_toks": 8, "do_sample": False}
-    written = lm.generate_until(ask("generate_until", TEXT[:60], asked), disable_tqdm=True)[0]
-    ours = KNNLM.load(store, double_lm, knn=memory == "on").generate(TEXT[:60], max_new_tokens=8)
-    assert written == ours
+@pytest.mark.parametrize("memory", ["on", "off"])
+def test_what_it_gives_and_writes_is_ours(store, double_lm, memory):
+    ours = KNNLM.load(store, double_lm, knn=memory == "on")
+    scores = ours.score(SHORT)
+    assert len(scores.tokens) < store.manifest.window
+    text = ours.generate(TEXT[:60], max_new_tokens=8)
+    encode = partial(double_lm.tokenizer, add_special_tokens=False)
+    given = len(encode(SHORT[:20])["input_ids"])
+    assert encode(SHORT[:20])["input_ids"] == encode(SHORT)["input_ids"][:given], "it is divided between two tokens"
+    lm = HarnessLM(store, memory, double_lm)
+    try:
+        rolling = lm.loglikelihood_rolling(ask("loglikelihood_rolling", SHORT), disable_tqdm=True)[0]
+        logp, _ = lm.loglikelihood(ask("loglikelihood", SHORT[:20], SHORT[20:]), disable_tqdm=True)[0]
+        asked = {"until": [], "max_gen_toks": 8, "do_sample": False}
+        written = lm.generate_until(ask("generate_until", TEXT[:60], asked), disable_tqdm=True)[0]
+    finally:
+        lm.close()
+    assert rolling == pytest.approx(scores.logp.sum(), abs=1e-4)
+    assert logp == pytest.approx(scores.logp[given:].sum(), abs=1e-4)
+    assert written == text
 
 
 def test_the_memory_is_taken_away_again(store, double_lm):
@@ -65,7 +62,7 @@ def test_the_memory_is_taken_away_again(store, double_lm):
 def own_task(tmp_path):
     """A cloze task from a local file: which word follows."""
     words = TEXT.split()
-    rows = [{"context": " ".join(words[:n]), "target": f" {words[n]}"} for n in range(5, 15)]
+    rows = [{"context": " ".join(words[n : n + 3]), "target": f" {words[n + 3]}"} for n in range(10)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "cloze.yaml").write_text(
         f"""task: own_cloze
@@ -97,8 +94,9 @@ def test_a_task_from_a_local_file(own_task, store, double_lm):
     assert "forward" not in vars(double_lm.model)
 
 
-def test_mistakes_are_one_line(store, double_lm):
-    with pytest.raises(NearLMError, match="no task"):
-        run_harness(store, ["no_such_task"], model=double_lm)
+def test_mistakes_are_one_line(store, double_lm, monkeypatch):
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda **options: SimpleNamespace(all_tasks=["known"]))
+    with pytest.raises(NearLMError, match="no task 'unknown'"):
+        run_harness(store, ["known", "unknown"], model=double_lm)
     with pytest.raises(NearLMError, match="expected one of on, off"):
         HarnessLM(store, "maybe", double_lm)

@@ -84,8 +84,11 @@ def run_harness(
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    manager = TaskManager(include_path=include_path)
+    manager = TaskManager(include_path=include_path, include_defaults=include_path is None)
     unknown = [task for task in tasks if task not in manager.all_tasks]
+    if unknown and include_path is not None:  # the harness's own, of which there are thousands to look through
+        manager = TaskManager(include_path=include_path)
+        unknown = [task for task in tasks if task not in manager.all_tasks]
     if unknown:
         raise OptionError(f"the harness has no task {unknown[0]!r}; lm-eval ls tasks lists them, `include_path` adds")
     lm = HarnessLM(store, memory, model, settings, batch_size=batch_size)

@@ -56,7 +56,6 @@ def describe(lm: LM, memory: Memory | None) -> Json:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     found: Json = {
         "model": lm.fingerprint(),
-        "weights": getattr(lm.spec, "weights", ""),
         "layers": sorted(Counter(_kinds(lm.model)).items()),
         "weights": lm.packing.weights,
         "device": [device.type, name, os.cpu_count()],
