@@ -22,7 +22,7 @@ import numba
 import numpy as np
 
 from nearlm.base import Reporter
-from nearlm.base.threads import FEW
+from nearlm.base.arrays import FEW
 from nearlm.mixing import trace_text
 from nearlm.mixing.equations import log_p_knn
 from nearlm.search import Retriever
