@@ -1,7 +1,7 @@
 """What a memory costs while one sequence is generated, token by token: beside the LM alone and a plain kNN-LM.
 
     python benchmarks/generation_search.py STORE [--model FOLDER] [--prompt TEXT] [--new 128] [--rounds 5]
-        [--records 852000] [--k 1024] [--nprobe 8] [--against CHECKOUT]
+        [--records 852000] [--k 1024] [--nprobe 8] [--only parts|speeds]
 
 Greedy decoding by transformers' `generate` from the same prompt, in turns: the LM alone; the store's own memory (a
 mixture if it has one); one λ; and `Plain`, a kNN-LM as it is usually written: FAISS with the paper's index, and
@@ -76,6 +76,7 @@ class MadeUp:
         self.values = np.resize(store.values[:], records).astype(np.int32)
 
     def index(self, factory: str, nprobe: int | None) -> Any:
+        """Train and fill an index."""
         spec = choose_index(factory, self.records, self.dim, nprobe)
         index = empty_index(spec, self.dim)
         train_index(index, self._block(np.random.default_rng(0), SAMPLE))
@@ -199,9 +200,15 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=0)
     parser.add_argument("--k", type=int, default=1024)
     parser.add_argument("--nprobe", type=int, default=8)
-    bench = Bench(parser.parse_args())
-    bench.parts()
-    bench.speeds()
+    parser.add_argument(
+        "--only", choices=("parts", "speeds"), help="one table alone; `speeds` works with older checkouts"
+    )
+    options = parser.parse_args()
+    bench = Bench(options)
+    if options.only != "speeds":
+        bench.parts()
+    if options.only != "parts":
+        bench.speeds()
 
 
 if __name__ == "__main__":
