@@ -25,7 +25,7 @@ from nearlm.base.progress import Reporter
 from nearlm.mixing.equations import perplexity
 from nearlm.mixing.traces import cache_text, trace_lm
 from nearlm.search.index import SearchIndex, read_parts, write_parts
-from nearlm.search.kinds import IndexSpec, choose_index
+from nearlm.search.kinds import IndexSpec, choose_index, list_count
 from nearlm.search.training import empty_index, train_index
 from nearlm.store.datastore import Datastore
 from nearlm.store.layout import IndexData
@@ -74,7 +74,7 @@ def make(code: Code, store: Datastore, keys, folder: Path) -> tuple[SearchIndex,
     """Train, fill, write and open an index."""
     started = time.perf_counter()
     auto = choose_index("auto", len(store), store.dim)
-    factory = auto.factory.rpartition(",")[0] + f",{code.name}"
+    factory = f"IVF{list_count(auto)},{code.name}"
     spec = IndexSpec(factory, auto.nprobe, min(code.axes, store.dim), auto.eigen_power)
     index = empty_index(spec, store.dim)
     if code.rotated:
@@ -107,7 +107,7 @@ def row_of(code: Code, store: Datastore, text: Text, folder: Path) -> dict[str, 
     index, spec, seconds = make(code, store, store.keys.take, folder)
     size = sum(path.stat().st_size for path in folder.iterdir())
     ppl, temperature, lam = text.perplexity(*search_all(index, text.queries), store.values[:])
-    batches = [text.queries[start : start + 1024] for start in range(0, 4096, 1024)]
+    batches = [text.queries[start : start + 1024] for start in (0, 2048, 4096)]
     singles = [text.queries[start : start + 1] for start in range(0, 2000, 10)]
     return {
         "code": f"{code.name} × {spec.pca}",
@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("store")
     parser.add_argument("--text", default="spdx:valid")
     parser.add_argument("--max-tokens", type=int, default=12000)
-    parser.add_argument("--only", default="", help="run only the codes whose name contains this")
+    parser.add_argument("--only", default="", help="only codes with one of these in their name, e.g. SQ4x192,PQ")
     parser.add_argument("--stored", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -193,7 +193,7 @@ def main() -> None:
         else:
             rows = []
             for code in CODES:
-                if args.only in code.name and code.axes <= store.dim:
+                if code.axes <= store.dim and any(part in f"{code.name}x{code.axes}" for part in args.only.split(",")):
                     rows.append(row_of(code, store, text, Path(folder) / "index"))
                     print(rows[-1], flush=True)
             front(rows)
