@@ -102,7 +102,7 @@ def micros(index: SearchIndex, batches: list[np.ndarray]) -> float:
     return min(times) / sum(map(len, batches)) * 1e6
 
 
-def row_of(code: Code, store: Datastore, text: Text, folder: Path) -> dict[str, object]:
+def row_of(code: Code, store: Datastore, text: Text, folder: Path, times: bool) -> dict[str, object]:
     """Measure one code."""
     index, spec, seconds = make(code, store, store.keys.take, folder)
     size = sum(path.stat().st_size for path in folder.iterdir())
@@ -113,8 +113,7 @@ def row_of(code: Code, store: Datastore, text: Text, folder: Path) -> dict[str, 
         "code": f"{code.name} × {spec.pca}",
         "bytes": round(size / len(store) + 2, 1),
         "perplexity": round(ppl, 3),
-        "µs, 1024": round(micros(index, batches), 1),
-        "µs, 1": round(micros(index, singles), 1),
+        **({"µs, 1024": round(micros(index, batches), 1), "µs, 1": round(micros(index, singles), 1)} if times else {}),
         "T": temperature,
         "λ": lam,
         "build s": round(seconds),
@@ -180,6 +179,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=12000)
     parser.add_argument("--only", default="", help="only codes with one of these in their name, e.g. SQ4x192,PQ")
     parser.add_argument("--stored", action="store_true")
+    parser.add_argument("--no-times", action="store_true", help="do not time searches")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     store = Datastore.open(args.store)
@@ -194,7 +194,7 @@ def main() -> None:
             rows = []
             for code in CODES:
                 if code.axes <= store.dim and any(part in f"{code.name}x{code.axes}" for part in args.only.split(",")):
-                    rows.append(row_of(code, store, text, Path(folder) / "index"))
+                    rows.append(row_of(code, store, text, Path(folder) / "index", not args.no_times))
                     print(rows[-1], flush=True)
             front(rows)
     print(table(rows))
