@@ -25,9 +25,10 @@ from nearlm.base.progress import Reporter
 from nearlm.mixing.equations import log_p_knn, mix, perplexity
 from nearlm.mixing.traces import cache_text, trace_lm
 from nearlm.mixing.tuning import LAMBDAS
-from nearlm.search.index import SearchIndex, empty_index, open_index, read_parts, train_index, write_parts
-from nearlm.search.kinds import IndexSpec, choose_index, paper_nlist, sample_size
+from nearlm.search.index import SearchIndex, open_index, read_parts, write_parts
+from nearlm.search.kinds import IndexSpec, choose_index, paper_nlist
 from nearlm.search.linear import linear_transform, matrix, principal_axes
+from nearlm.search.training import Take, empty_index, train_index
 from nearlm.store.datastore import Datastore
 from nearlm.store.layout import IndexData
 from nearlm.store.model_files import load_lm
@@ -149,18 +150,12 @@ def opened(kind: Kind, store: Datastore, folder: Path) -> tuple[SearchIndex, obj
     """Train, fill, write and open an index as `nearlm index` would, and its second stage in memory."""
     started = time.perf_counter()
     index = empty_index(kind.spec, store.dim)
-    ids = np.random.default_rng(0).choice(len(store), sample_size(kind.spec, len(store)), replace=False)
-    sample = store.keys.take(np.sort(ids)).astype(np.float32)
-    if "SQ8" in kind.spec.factory or not kind.spec.pca:
-        train_index(index, sample)
-    else:  # product quantisers want dimensions that are alike
-        axes, shift = matrix(principal_axes(sample, kind.spec.pca, kind.spec.eigen_power))
-        rotation, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(kind.spec.pca,) * 2))
-        index.transform = linear_transform(rotation @ axes, rotation @ shift)
-        index.faiss.train(index.transform_keys(sample))
+    if "SQ8" not in kind.spec.factory and kind.spec.pca:  # product quantisers want dimensions that are alike
+        index.transform = rotated_axes(store.keys.take, len(store), kind.spec.pca, kind.spec.eigen_power)
+    train_index(index, store.keys.take, len(store))
     second = faiss.index_factory(kind.spec.pca, "SQ8") if kind.second else None
     if second is not None:
-        second.train(index.transform_keys(sample))
+        second.train(index.transform_keys(sample_of(store.keys.take, len(store))))
     for start in range(0, len(store), 1 << 14):
         block = store.keys[start : start + (1 << 14)].astype(np.float32)
         index.add(block)
@@ -168,6 +163,19 @@ def opened(kind: Kind, store: Datastore, folder: Path) -> tuple[SearchIndex, obj
             second.add(index.transform_keys(block))
     write_parts(index, IndexData(folder))
     return read_parts(IndexData(folder), kind.spec, store.dim), second, time.perf_counter() - started
+
+
+def sample_of(take: Take, records: int) -> np.ndarray:
+    """Return 65,536 keys, or all there are."""
+    ids = np.random.default_rng(0).choice(records, min(records, 1 << 16), replace=False)
+    return take(np.sort(ids)).astype(np.float32)
+
+
+def rotated_axes(take: Take, records: int, width: int, power: float) -> object:
+    """Return the transform to principal axes that are then rotated at random."""
+    axes, shift = matrix(principal_axes(sample_of(take, records), width, power))
+    rotation, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(width, width)))
+    return linear_transform(rotation @ axes, rotation @ shift)
 
 
 def searcher(index: SearchIndex, second: object) -> Search:

@@ -96,3 +96,17 @@ def test_nonsense_gets_one_line(nearlm, store, tmp_path, arguments, expected):
     assert code == 2 and expected in err, err
     assert err.splitlines()[-1].startswith("nearlm: ") and "Traceback" not in err
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_an_index_takes_as_many_bytes_as_it_may(nearlm, store, monkeypatch):
+    monkeypatch.setattr("nearlm.search.kinds._FEW", 0)
+    code, said, err = nearlm("index", store, "--index", "narrow", "--bytes", 8, "--json")
+    assert code == 0 and "16 principal axes × variance^-0.25, 4 bits each" in err and "codes of 8 bytes" in err
+    narrow = json.loads(said)
+    assert (narrow["spec"]["pca"], narrow["factory"]) == (16, "auto")
+    code, said, _ = nearlm("index", store, "--index", "narrow", "--bytes", 4, "--json", "-q")
+    assert code == 0 and json.loads(said)["bytes_per_record"] < narrow["bytes_per_record"]
+    code, _, err = nearlm("index", store, "--index", "narrow", "--ram", "1kB")
+    assert code == 1 and "--ram is 1.0 kB, too little for" in err
+    code, _, err = nearlm("index", store, "--index", "narrow", "--factory", "paper", "--bytes", 8)
+    assert code == 1 and "--bytes is 8, but only --factory auto goes by it" in err

@@ -19,9 +19,9 @@ from nearlm.store import Datastore, Tuned, faiss_files, write_tuned
 from synthetic import forge, put, skewed_store
 
 
-@pytest.mark.parametrize("kind", ["auto", "IVF16,PQ8x4", "flat"])
+@pytest.mark.parametrize("kind", ["auto", "IVF16,SQ4", "IVF16_HNSW8,SQ8", "IVF16,PQ8x4", "flat"])
 def test_an_index_can_be_had_as_plain_faiss(store, queries, monkeypatch, kind):
-    monkeypatch.setattr(index_module, "_SMALL", 0)
+    monkeypatch.setattr(index_module, "_FEW", 0)
     build_index(store, kind, name="plain", nprobe=None if kind == "flat" else 64, quiet=True)
     index = faiss_index(store, "plain")
     assert index.ntotal == len(store)
@@ -247,7 +247,6 @@ def test_an_index_of_fewer_records_than_the_store_is_refused(indexed):
         ("offsets", 3, -1),
         ("ids", 9, 10**6),
         ("ids", 9, -1),
-        ("values", 9, 2**31 - 1),
     ],
 )
 def test_an_index_that_leads_outside_is_refused(store, name, where, value):
@@ -260,6 +259,39 @@ def test_an_index_that_leads_outside_is_refused(store, name, where, value):
         open_index(store, "forged")
     array.write_bytes(before[0])
     place.description.write_bytes(before[1])
+
+
+def test_tokens_that_no_vocabulary_has_are_refused(store):
+    build_index(store, "flat", name="forged", quiet=True)
+    place = store.layout.index("forged")
+    (path,) = place.folder.glob("data-*/values.npy")
+    wide = np.load(path).astype(np.int32)
+    wide[9] = 2**31 - 1
+    np.save(path, wide)
+    known = files.read_json(place.description)
+    listed = {**known["files"], f"{known['data']}/values.npy": vars(FileInfo.of(path))}
+    files.write_stamped(place.description, {**known, "files": listed})
+    with pytest.raises(StoreError, match=r"values\.npy does not hold tokens"):
+        open_index(store, "forged")
+
+
+def test_an_index_as_older_versions_wrote_it_is_read(store, queries):
+    """They had ids of eight bytes, and tokens of four."""
+    build_index(store, "IVF16,SQ8", name="old", nprobe=16, quiet=True)
+    expected = Retriever(store, "old").search(queries, 30)
+    place = store.layout.index("old")
+    known = files.read_json(place.description)
+    listed = dict(known["files"])
+    for name, dtype in (("ids", np.int64), ("values", np.int32)):
+        (path,) = place.folder.glob(f"data-*/{name}.npy")
+        narrow = np.load(path)
+        assert narrow.dtype.itemsize < np.dtype(dtype).itemsize
+        np.save(path, narrow.astype(dtype))
+        listed[f"{known['data']}/{name}.npy"] = vars(FileInfo.of(path))
+    files.write_stamped(place.description, {**known, "files": listed})
+    found = Retriever(store, "old").search(queries, 30)
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 def test_ids_that_faiss_makes_up_are_refused(store, queries):

@@ -19,7 +19,7 @@ def test_indexing_goes_on_after_a_kill(store, monkeypatch):
     monkeypatch.setattr(indexing, "BLOCK", 100)
     monkeypatch.setattr(indexing, "INDEX_SAVE_SECONDS", 0.0)
     trained, real_add, adds = [], indexing.SearchIndex.add, []
-    monkeypatch.setattr(indexing, "train_index", lambda *a, real=indexing.train_index: (trained.append(1), real(*a)))
+    monkeypatch.setattr(indexing, "train_index", lambda *a, real=indexing.train_index: (trained.append(1), real(*a))[1])
 
     def add(self, keys):
         if len(adds) in (3, 9):

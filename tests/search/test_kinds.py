@@ -1,15 +1,28 @@
 """What `auto`, `paper`, `flat` and factory strings stand for."""
 
 import itertools
-import re
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from calls import build_index
 from nearlm.base.errors import OptionError
 from nearlm.search import kinds as index_module
-from nearlm.search.kinds import IndexSpec, choose_index, paper_code_bytes, paper_nlist
+from nearlm.search.kinds import (
+    GRAPH_LISTS,
+    RECORD_BYTES,
+    IndexSpec,
+    choose_index,
+    code_bits,
+    code_bytes_within,
+    describe,
+    index_bytes,
+    list_count,
+    paper_code_bytes,
+    paper_nlist,
+)
 from nearlm.search.retriever import Retriever
 
 
@@ -27,17 +40,57 @@ def test_the_papers_index_is_as_facts_define_it():
             choose_index(kind, 10, 576, 8)
 
 
-def test_fewer_records_mean_shorter_lists():
-    def nlist(records):
-        return int(re.search(r"IVF(\d+)", choose_index("auto", records, 576).factory)[1])
+def test_the_automatic_index_has_lists_from_a_thousand_records_on():
+    assert choose_index("auto", 900, 64) == choose_index("auto", 4000, 576) == IndexSpec("Flat")
+    assert choose_index("auto", 15_600, 576).nprobe > 1
 
-    assert nlist(852_105) == 1024
-    per_list = [n / nlist(n) for n in range(20_000, 10**7, 50_000)]
-    assert all(later > 0.95 * earlier for earlier, later in itertools.pairwise(per_list))
+
+def test_lists_grow_slowly_and_then_stay_as_they_are():
+    specs = {n: choose_index("auto", n, 576) for n in np.geomspace(5_000, 10**8, 60).astype(int)}
+    lengths = [n / list_count(spec) for n, spec in specs.items()]
+    assert all(later > 0.8 * earlier for earlier, later in itertools.pairwise(lengths))
+    looked_at = [length * spec.nprobe for length, spec in zip(lengths, specs.values(), strict=True)]
+    assert max(looked_at) < 4 * min(looked_at)
+    for n, spec in specs.items():
+        assert ("_HNSW" in spec.factory) == (list_count(spec) > GRAPH_LISTS), n
+
+
+@given(st.integers(1, 400), st.integers(16, 1024), st.integers(10_000, 10**8))
+def test_a_code_is_the_widest_that_fits(code_bytes, dim, records):
+    spec = choose_index("auto", records, dim, code_bytes=code_bytes)
+    if spec.factory == "Flat":
+        return
+    used = -(-spec.pca * code_bits(spec) // 8)
+    assert used <= code_bytes
+    assert used == code_bytes or spec.pca == dim
+    assert f"codes of {used} bytes" in describe(spec)
+
+
+@given(st.integers(10_000, 10**8), st.integers(64, 1024), st.floats(8, 500))
+def test_an_index_fits_in_the_ram_it_is_given(records, dim, each):
+    ram = int(records * each)
+    try:
+        code_bytes = code_bytes_within(ram, records, dim)
+    except OptionError as error:
+        assert "too little" in str(error)
+        code_bytes = 0
+    for wider in (0, 1):
+        if 1 <= code_bytes + wider <= dim:
+            spec = choose_index("auto", records, dim, code_bytes=code_bytes + wider)
+            code = -(-spec.pca * code_bits(spec) // 8) if spec.pca else 4 * dim
+            least = records * (code + RECORD_BYTES) + 4 * list_count(spec) * (spec.pca or 0)
+            assert least <= ram if not wider else index_bytes(spec, records, dim) > ram
+
+
+def test_only_the_automatic_index_goes_by_bytes():
+    with pytest.raises(OptionError, match="`bytes` is 32, but only `factory='auto'`"):
+        choose_index("paper", 100_000, 576, code_bytes=32)
+    with pytest.raises(OptionError, match="`bytes` is 0, expected at least 1"):
+        choose_index("auto", 100_000, 576, code_bytes=0)
 
 
 def test_the_automatic_index_scans_whitened_keys(store, queries, monkeypatch):
-    monkeypatch.setattr(index_module, "_SMALL", 0)
+    monkeypatch.setattr(index_module, "_FEW", 0)
     described = build_index(store, "auto", name="auto", nprobe=1000, quiet=True)
     assert described.recall > 0.97 and described.distance_error < 0.01
     retriever = Retriever(store, "auto")

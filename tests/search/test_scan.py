@@ -8,13 +8,13 @@ import pytest
 from nearlm.search.scan import Lists, ListScan, can_scan, without_lists, write_lists
 from nearlm.store import IndexData
 
+EIGHT, FOUR = faiss.ScalarQuantizer.QT_8bit, faiss.ScalarQuantizer.QT_4bit
 
-def make_index(records, dim, nlist, seed=0, by_residual=True):
+
+def make_index(records, dim, nlist, seed=0, by_residual=True, code=EIGHT):
     rng = np.random.default_rng(seed)
     keys = (rng.normal(size=(records, dim)) * np.geomspace(3, 0.2, dim)).astype(np.float32)
-    index = faiss.IndexIVFScalarQuantizer(
-        faiss.IndexFlatL2(dim), dim, nlist, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_L2, by_residual
-    )
+    index = faiss.IndexIVFScalarQuantizer(faiss.IndexFlatL2(dim), dim, nlist, code, faiss.METRIC_L2, by_residual)
     index.train(keys)
     index.add(keys)
     return index, (keys[rng.integers(0, records, 40)] + rng.normal(0, 0.1, (40, dim))).astype(np.float32)
@@ -26,12 +26,12 @@ def scan_of(index, folder):
     return ListScan(codec, Lists.open(IndexData(folder), codec)), codec
 
 
-@pytest.mark.parametrize("by_residual", [True, False])
+@pytest.mark.parametrize(("by_residual", "code"), [(True, EIGHT), (False, EIGHT), (True, FOUR)])
 @pytest.mark.parametrize(
     ("dim", "nlist", "nprobe", "k"), [(32, 16, 4, 50), (7, 3, 3, 1000), (20, 8, 1, 10), (16, 64, 99, 5)]
 )
-def test_a_scan_finds_what_faiss_finds(tmp_path, by_residual, dim, nlist, nprobe, k):
-    index, queries = make_index(3000, dim, nlist, by_residual=by_residual)
+def test_a_scan_finds_what_faiss_finds(tmp_path, by_residual, code, dim, nlist, nprobe, k):
+    index, queries = make_index(3000, dim, nlist, by_residual=by_residual, code=code)
     index.nprobe = min(nprobe, nlist)
     scan, _ = scan_of(index, tmp_path)
     expected, true_ids = index.search(queries, k)
@@ -43,8 +43,9 @@ def test_a_scan_finds_what_faiss_finds(tmp_path, by_residual, dim, nlist, nprobe
     assert np.mean([len(set(a) & set(b)) / len(set(a)) for a, b in zip(ids, true_ids, strict=True)]) > 0.99
 
 
-def test_distances_are_those_of_the_decoded_keys(tmp_path):
-    index, queries = make_index(500, 24, 4)
+@pytest.mark.parametrize("code", [EIGHT, FOUR])
+def test_distances_are_those_of_the_decoded_keys(tmp_path, code):
+    index, queries = make_index(500, 24, 4, code=code)
     scan, _ = scan_of(index, tmp_path)
     index.make_direct_map()
     keys = np.stack([index.reconstruct(i) for i in range(500)]).astype(np.float64)
@@ -55,8 +56,9 @@ def test_distances_are_those_of_the_decoded_keys(tmp_path):
     assert (np.diff(distances, axis=1) >= 0).all()
 
 
-def test_lists_go_back_into_faiss_as_they_were(tmp_path):
-    index, queries = make_index(1000, 16, 8)
+@pytest.mark.parametrize(("dim", "code"), [(16, EIGHT), (16, FOUR), (7, FOUR)])
+def test_lists_go_back_into_faiss_as_they_were(tmp_path, dim, code):
+    index, queries = make_index(1000, dim, 8, code=code)
     scan, codec = scan_of(index, tmp_path)
     assert codec.ntotal == 0
     scan.lists.put_into(codec)
@@ -79,9 +81,9 @@ def test_empty_lists_and_no_queries(tmp_path):
     assert scan.search(queries[:0], 5, 2)[0].shape == (0, 5)
 
 
-def test_only_8_bit_lists_with_l2_can_be_scanned():
-    assert can_scan(faiss.index_factory(16, "IVF4,SQ8"))
-    for factory in ("IVF4,SQ4", "IVF4,PQ4", "Flat", "PCA8,IVF4,SQ8", "SQ8"):
+def test_only_8_and_4_bit_lists_with_l2_can_be_scanned():
+    assert can_scan(faiss.index_factory(16, "IVF4,SQ8")) and can_scan(faiss.index_factory(16, "IVF4,SQ4"))
+    for factory in ("IVF4,SQ6", "IVF4,PQ4", "Flat", "PCA8,IVF4,SQ8", "SQ8"):
         assert not can_scan(faiss.index_factory(16, factory))
     assert not can_scan(faiss.index_factory(16, "IVF4,SQ8", faiss.METRIC_INNER_PRODUCT))
 
@@ -116,7 +118,18 @@ def test_lists_are_plain_arrays(tmp_path):
         "codes": (300, 8),
         "bias": (300,),
     }
-    assert sorted(loaded["ids"]) == list(range(300))
+    assert sorted(loaded["ids"]) == list(range(300)) and loaded["ids"].dtype == np.int32
+
+
+def test_lists_with_wide_ids_as_they_were_written_once_are_read(tmp_path):
+    index, queries = make_index(300, 8, 4)
+    scan, codec = scan_of(index, tmp_path)
+    expected = scan.search(queries, 5, 4)
+    np.save(tmp_path / "ids.npy", np.load(tmp_path / "ids.npy").astype(np.int64))
+    old = Lists.open(IndexData(tmp_path), codec)
+    assert old.ids.dtype == np.int64
+    for mine, theirs in zip(ListScan(codec, old).search(queries, 5, 4), expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 def test_results_depend_neither_on_the_batch_nor_on_threads(tmp_path):

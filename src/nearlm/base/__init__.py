@@ -17,7 +17,7 @@ from nearlm.base.errors import (
 from nearlm.base.files import Json, canonical_hash
 from nearlm.base.jobs import Columns, Job, Pieces
 from nearlm.base.progress import QUIET, Advance, Rate, Reporter, duration, printable, size
-from nearlm.base.ram import available_ram, check_ram
+from nearlm.base.ram import available_ram, check_ram, parse_size
 from nearlm.base.records import (
     FileInfo,
     check_files,

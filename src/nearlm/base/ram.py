@@ -1,5 +1,6 @@
 """How much RAM there is, and refusing what would need more."""
 
+import re
 from pathlib import Path
 
 from nearlm.base.errors import OptionError
@@ -13,6 +14,14 @@ def available_ram() -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)
+
+
+def parse_size(option: str, text: str) -> int:
+    """Read a number of bytes as people write it: 2GB, 500 MB, 1.5G, or the number itself."""
+    read = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)i?[bB]?", text.strip())
+    if not read or not float(read[1]):
+        raise OptionError(f"`{option}` is {text!r}, expected a size like 2GB or 500MB")
+    return int(float(read[1]) * 1000 ** " KMGT".index(read[2].upper() or " "))
 
 
 def check_ram(needed: int, what: str) -> None:

@@ -2,12 +2,12 @@
 
 from typing import Annotated
 
-from nearlm.base import to_json
+from nearlm.base import parse_size, to_json
 from nearlm.cli.help import RECORDS, SEARCH
 from nearlm.cli.options import PLAIN, IndexName, Nprobe, Out, Restart, Shown, Store, flat, option
 from nearlm.search import build_index
 from nearlm.shrink import PruneOptions, ReduceOptions, prune_store, reduce_store
-from nearlm.store import DEFAULT, Datastore, result_of
+from nearlm.store import DEFAULT, result_of
 
 
 def reduce_command(
@@ -45,9 +45,16 @@ def index_command(
         option(SEARCH, "Kind of index: auto, paper, flat, or a FAISS factory string. [default: auto, or as it is]"),
     ] = None,
     nprobe: Nprobe = None,
+    bytes: Annotated[
+        int | None, option(SEARCH, "For auto: most bytes of a record's code, e.g. 32, 64 or 96. [default: 192]")
+    ] = None,
+    ram: Annotated[
+        str | None, option(SEARCH, "For auto: most bytes of the whole index, e.g. 2GB. [default: any]")
+    ] = None,
     index: IndexName = DEFAULT,
     output: Shown = PLAIN,
 ) -> None:
     """Make a search index over a store's keys, or bring it up to date."""
-    info = build_index(Datastore.open(store), factory, name=index, nprobe=nprobe, reporter=output.reporter)
+    within = None if ram is None else parse_size("ram", ram)
+    info = build_index(store, factory, name=index, nprobe=nprobe, bytes=bytes, ram=within, reporter=output.reporter)
     output.show({name: value for name, value in to_json(info).items() if name not in ("files", "shards", "manifest")})

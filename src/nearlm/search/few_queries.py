@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from nearlm.base import Floats, Ints
 from nearlm.search.nearest import EVERY, guess_limit, pick_lists, write_nearest
+from nearlm.search.packing import unpack_row
 from nearlm.search.vectors import ROWS, distances_within, multiply, padded, widen
 from nearlm.search.visits import keep, most_weight, weigh_one
 
@@ -37,7 +38,7 @@ class FewScan:
     def __init__(self, scan: Any):
         lists = scan.lists
         self._width = padded(len(scan.scale))
-        self._lists = (lists.offsets, lists.ids, lists.codes, lists.bias)
+        self._lists = (lists.offsets, lists.ids, lists.codes.view(np.int8), lists.packed, lists.bias)
         self._code = (scan.centroids, scan.scale, scan.centre, most_weight(self._width))
         self._means = np.zeros((0, self._width), np.float32)
         self._squares = np.zeros(0, np.float32)
@@ -80,7 +81,7 @@ class FewScan:
 
 @numba.njit(cache=True, nogil=True)
 def _search_kernel(queries, wide, means, squares, code, lists, room, probed, ordered, distances, ids):  # type: ignore[no-untyped-def]
-    offsets, record_ids, _, _ = lists
+    offsets, record_ids, _, _, _ = lists
     k = ids.shape[1]
     products, _, _, _, near, _, places, _ = room
     for i in range(len(queries)):
@@ -115,7 +116,7 @@ def _weigh(query, probed, code, offsets, room):  # type: ignore[no-untyped-def]
 @numba.njit(cache=True)
 def _visit(probed, every, limit, lists, room):  # type: ignore[no-untyped-def]
     """Keep the records of the lists within a limit, or of every so manieth; return how many there are."""
-    offsets, _, codes, bias = lists
+    offsets, _, codes, packed, bias = lists
     _, weights, constants, steps, distances, rows, places, block = room
     sums = np.empty((4, ROWS), np.int32)
     near = np.empty(ROWS, np.float32)
@@ -132,7 +133,11 @@ def _visit(probed, every, limit, lists, room):  # type: ignore[no-untyped-def]
             row = offsets[number] + first * every
             for r in range(ROWS):
                 norms[r] = bias[row + r * every] if r < here else np.float32(np.nan)  # is within no limit
-            if here == ROWS and codes.shape[1] == weights.shape[1]:
+            if packed:
+                for r in range(here):
+                    unpack_row(codes, row + r * every, block[r])
+                multiply(weights, probe, 1, block, 0, 1, ROWS, sums)
+            elif here == ROWS and codes.shape[1] == weights.shape[1]:
                 multiply(weights, probe, 1, codes, row, every, ROWS, sums)
             else:
                 for r in range(here):

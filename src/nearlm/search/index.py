@@ -22,7 +22,6 @@ from nearlm.base import (
 from nearlm.base.records import read_record, to_json
 from nearlm.base.verification import check_before_use
 from nearlm.search.kinds import IndexSpec, list_count
-from nearlm.search.linear import principal_axes
 from nearlm.search.scan import Found, Lists, ListScan, can_scan, without_lists, write_lists
 from nearlm.store import (
     DEFAULT,
@@ -324,26 +323,3 @@ def write_parts(index: SearchIndex, data: IndexData) -> None:
         write_lists(index.faiss, data)
         kept = without_lists(index.faiss)
     write_faiss_index(kept, data.faiss)
-
-
-def empty_index(spec: IndexSpec, dim: int) -> SearchIndex:
-    """Make an index that is neither trained nor filled.
-
-    FAISS shall not warn of few keys, which is all there is, nor spend minutes on an order of product codes that only
-    Hamming distances (polysemous search) would use; other distances are the same in any order.
-    """
-    made = faiss.index_factory(spec.pca or dim, spec.factory)
-    if hasattr(made, "do_polysemous_training"):
-        made.do_polysemous_training = False
-    for part in (made, getattr(made, "pq", made)):
-        if hasattr(part, "cp"):
-            part.cp.min_points_per_centroid = 1
-    return SearchIndex(spec, None, made)
-
-
-def train_index(index: SearchIndex, keys: Floats) -> None:
-    """Train transform and index on a sample of keys."""
-    if index.spec.pca:
-        index.transform = principal_axes(keys, index.spec.pca, index.spec.eigen_power)
-    if not index.faiss.is_trained:
-        index.faiss.train(index.transform_keys(keys))

@@ -14,20 +14,18 @@ from nearlm.search.exact import measure
 from nearlm.search.index import (
     IndexInfo,
     SearchIndex,
-    empty_index,
     load_parts,
     read_index_info,
     read_parts,
-    train_index,
     tune_again,
     write_parts,
 )
-from nearlm.search.kinds import AUTO, IndexSpec, check_numbers, choose_index, sample_size
+from nearlm.search.kinds import AUTO, IndexSpec, check_numbers, choose_index, code_bytes_within, describe
+from nearlm.search.training import empty_index, train_index, training_ram
 from nearlm.store import DEFAULT, AnyStore, Datastore, is_key_file, read_tuned
 
 BLOCK = 1 << 14
 INDEX_SAVE_SECONDS = 60.0
-_SEED = 0
 
 
 def build_index(
@@ -36,6 +34,8 @@ def build_index(
     *,
     name: str = DEFAULT,
     nprobe: int | None = None,
+    bytes: int | None = None,
+    ram: int | None = None,
     reporter: Reporter = QUIET,
 ) -> IndexInfo:
     """Make a search index over a store's keys, finish one, or bring it up to date after an append.
@@ -46,6 +46,8 @@ def build_index(
             what the index is already.
         name: Name of the index; a store can have several.
         nprobe: Lists that a search looks at.
+        bytes: For `auto`: how many bytes the code of a record may have.
+        ram: For `auto`: how many bytes the whole index may have.
         reporter: Whom to tell of the progress.
 
     Returns:
@@ -59,7 +61,9 @@ def build_index(
     opened.need_keys()
     folder = opened.layout.index(name).folder
     with _folder_of(folder), files.lock(folder):
-        return _Indexer(opened, name, reporter).run(factory, nprobe)
+        if ram is not None:
+            bytes = min(bytes or opened.dim, code_bytes_within(ram, len(opened), opened.dim))
+        return _Indexer(opened, name, reporter).run(factory, nprobe, bytes)
 
 
 @contextlib.contextmanager
@@ -88,14 +92,16 @@ class _Indexer:
         self.job = Job(self.place.folder, "index")
         self.done: IndexInfo | None = None
 
-    def run(self, factory: str | None, nprobe: int | None) -> IndexInfo:
+    def run(self, factory: str | None, nprobe: int | None, code_bytes: int | None = None) -> IndexInfo:
         """Train, fill, measure, and write `index.json` last."""
+        if code_bytes is not None:
+            factory = factory or AUTO
         self.done = self._read(factory)
         if factory is None and self.done:  # what is there keeps its kind
             check_numbers(f"{self.done.spec.factory},PCA{self.done.spec.pca or 1}", len(self.store))
             spec = self.done.spec.with_nprobe(nprobe)
         else:
-            spec = choose_index(factory or AUTO, len(self.store), self.store.dim, nprobe)
+            spec = choose_index(factory or AUTO, len(self.store), self.store.dim, nprobe, code_bytes)
         factory = factory or (self.done.factory if self.done else AUTO)
         if self.done and self.done.spec == spec and self.done.manifest == self.store.checksum:
             self.reporter.say(f"index {self.name!r} is complete already")
@@ -186,15 +192,12 @@ class _Indexer:
         return [file.sha256 for name, file in sorted(self.store.manifest.files.items()) if is_key_file(name)]
 
     def _announce(self, spec: IndexSpec) -> None:
-        sample = sample_size(spec, len(self.store)) * self.store.dim * 4
-        pca = f"{spec.pca} principal axes × variance^{spec.eigen_power:g}, " if spec.pca else ""
-        self.reporter.say(f"index {self.name!r}: {pca}{spec.factory}; training needs about {size(sample * 1.5)} of RAM")
+        ram = size(training_ram(spec, len(self.store), self.store.dim))
+        self.reporter.say(f"index {self.name!r}: {describe(spec)}; training needs about {ram} of RAM")
 
     def _train(self, index: SearchIndex) -> None:
-        count = sample_size(index.spec, len(self.store))
         started = time.monotonic()
-        ids = np.random.default_rng(_SEED).choice(len(self.store), count, replace=False)
-        train_index(index, self.store.keys.take(np.sort(ids)).astype(np.float32))
+        count = train_index(index, self.store.keys.take, len(self.store))
         self.reporter.say(f"trained on {count:,} keys in {duration(time.monotonic() - started)}")
 
     def _fill(self, index: SearchIndex) -> str:
@@ -233,7 +236,7 @@ class _Indexer:
         place = self.place.data(data)
         columns = {"values": self.store.values} | ({"weights": self.store.weights} if self.store.weighted else {})
         for name, column in columns.items():  # in one piece: every search looks up thousands of them
-            place.column(name, len(self.store)).write(column[:])
+            place.write_column(name, column[:])
         seconds = time.monotonic() - started
         listed = {f"{data}/{path.name}": FileInfo.of(path) for path in sorted(place.folder.iterdir())}
         measured = to_json(measure(self.store, read_parts(place, index.spec, self.store.dim)))

@@ -6,15 +6,22 @@ from dataclasses import dataclass, replace
 
 import faiss
 
-from nearlm.base import OptionError, check_at_least
+from nearlm.base import OptionError, check_at_least, size
 
 AUTO = "auto"
 PAPER = "paper"
 PAPER_NPROBE = 32
 PAPER_K = 1024
-_POINTS_PER_CENTROID = 256
-_SMALL = 20_000  # records, up to which exact search costs nothing
+GRAPH_LISTS = 4096  # more lists than this are found in a graph, and trained in two levels
+RECORD_BYTES = 12  # of a record beside its code: id, norm and token
+_POINTS_PER_CENTROID = 64
+_MOST_SAMPLED = 1 << 21
+_FEW = 1000  # records, fewer of which are searched one by one
+LIST_LENGTH = 832  # records
+_NPROBE = 8
+_AUTO_BITS, _AUTO_AXES = 8, 192
 _HALF_WHITE = -0.25
+_LINKS = 66  # of a node of HNSW32, about
 _ALWAYS = 1 << 12  # a number that a factory may have in any store
 _UNITS = {"": 1, "k": 1 << 10, "M": 1 << 20}
 
@@ -51,14 +58,22 @@ class IndexSpec:
         return replace(self, nprobe=None) == replace(other, nprobe=None)
 
 
-def choose_index(factory: str, records: int, dim: int, nprobe: int | None = None) -> IndexSpec:
-    """Turn `auto`, `paper`, `flat` or a FAISS factory string into a specification for a store of this size."""
+def choose_index(
+    factory: str, records: int, dim: int, nprobe: int | None = None, code_bytes: int | None = None
+) -> IndexSpec:
+    """Turn `auto`, `paper`, `flat` or a FAISS factory string into a specification for a store of this size.
+
+    An `auto` index may be held to so many bytes per code.
+    """
+    check_at_least(1, bytes=code_bytes)
+    if code_bytes is not None and factory != AUTO:
+        raise OptionError(f"`bytes` is {code_bytes}, but only `factory='auto'` goes by it, not {factory!r}")
     if factory == "flat":
         spec = IndexSpec("Flat")
     elif factory == PAPER:
         spec = IndexSpec(f"IVF{paper_nlist(records)},PQ{paper_code_bytes(dim)}", PAPER_NPROBE)
     elif factory == AUTO:
-        spec = _auto(records, dim)
+        spec = _auto(records, dim, code_bytes)
     else:
         spec = IndexSpec(factory, PAPER_NPROBE if _has_lists(factory, records, dim) else None)
     return spec.with_nprobe(nprobe)
@@ -104,22 +119,69 @@ def paper_code_bytes(dim: int) -> int:
     return max(count for count in range(1, min(64, dim) + 1) if dim % count == 0)
 
 
-def _auto(records: int, dim: int) -> IndexSpec:
-    """Choose what docs/results.md found best: half-whitened keys as 8-bit codes, whole lists scanned in batches."""
-    if records < _SMALL:
-        if records < max(1000, 8 * dim):  # too few keys to learn axes from
-            return IndexSpec("Flat")
-        return IndexSpec("Flat", None, min(dim, 256), _HALF_WHITE)
-    nlist = min(1 << 14, 32 * max(1, round(1.11 * math.sqrt(records) / 32)))  # smooth: fewer records, shorter lists
-    return IndexSpec(f"IVF{nlist},SQ8", 8, min(192, dim), _HALF_WHITE)
+def _auto(records: int, dim: int, code_bytes: int | None) -> IndexSpec:
+    """Choose what docs/results.md found best: half-whitened keys, 8 or 4 bits an axis, whole lists scanned in batches.
+
+    Lists are equally long whatever the size, so that a query looks at as many records; very many are found in a graph.
+    """
+    if records < max(_FEW, 8 * dim):  # too few keys to learn axes from
+        return IndexSpec("Flat")
+    bits, axes = _best_code(dim, code_bytes)
+    nlist = max(1, round(records / LIST_LENGTH))
+    if nlist > 64:
+        nlist = 32 * round(nlist / 32)
+    graph = "_HNSW32" if nlist > GRAPH_LISTS else ""
+    return IndexSpec(f"IVF{nlist}{graph},SQ{bits}", min(_NPROBE, nlist), axes, _HALF_WHITE)
+
+
+def _best_code(dim: int, code_bytes: int | None) -> tuple[int, int]:
+    """Return bits per axis and axes of the best code within so many bytes, as measured: rather more axes than bits."""
+    if code_bytes is None:
+        return _AUTO_BITS, min(_AUTO_AXES, dim)
+    if code_bytes >= min(_AUTO_AXES, dim):
+        return 8, min(code_bytes, dim)
+    return 4, min(2 * code_bytes, dim)
+
+
+def code_bytes_within(ram: int, records: int, dim: int) -> int:
+    """Return how many bytes a code may have if an `auto` index is to take no more than `ram`."""
+    for code_bytes in range(dim, 0, -1):
+        if index_bytes(_auto(records, dim, code_bytes), records, dim) <= ram:
+            return code_bytes
+    least = size(index_bytes(_auto(records, dim, 1), records, dim))
+    raise OptionError(f"`ram` is {size(ram)}, too little for {records:,} records: expected at least {least}")
+
+
+def index_bytes(spec: IndexSpec, records: int, dim: int) -> int:
+    """Return how many bytes an `auto` index of so many records takes, about: codes, and centroids with their graph."""
+    axes = spec.pca or dim
+    lists = list_count(spec) * (4 * axes + 4 * _LINKS * ("_HNSW" in spec.factory))
+    return records * (-(-axes * (code_bits(spec) or 32) // 8) + RECORD_BYTES) + lists + 4 * dim * axes
 
 
 def sample_size(spec: IndexSpec, records: int) -> int:
-    """Return how many keys to train on: what FAISS's own k-means would use, at most a million."""
-    return min(records, 1 << 20, max(1 << 16, _POINTS_PER_CENTROID * list_count(spec)))
+    """Return how many keys to train on: as many for each list as measured to be enough, two millions at most."""
+    return min(records, _MOST_SAMPLED, max(1 << 16, _POINTS_PER_CENTROID * list_count(spec)))
 
 
 def list_count(spec: IndexSpec, unknown: int = 0) -> int:
     """Return the number of lists that a kind names, `unknown` if it names none."""
     lists = re.search(r"IVF([0-9]+)", spec.factory)
     return int(lists[1][:20]) if lists else unknown
+
+
+def code_bits(spec: IndexSpec) -> int | None:
+    """Return the bits per axis of lists that are scanned here, None for other kinds."""
+    code = re.fullmatch(r"IVF[0-9]+(_HNSW[0-9]+)?,SQ([48])", spec.factory)
+    return int(code[2]) if code else None
+
+
+def describe(spec: IndexSpec) -> str:
+    """Say what a kind is made of, so that one sees what `auto` chose."""
+    pca = f"{spec.pca} principal axes × variance^{spec.eigen_power:g}, " if spec.pca else ""
+    lists = f", {spec.nprobe} of {list_count(spec):,} lists looked at" if list_count(spec) else ""
+    bits = code_bits(spec)
+    if not (bits and spec.pca):
+        return f"{pca}{spec.factory}{lists}"
+    code = -(-spec.pca * bits // 8)
+    return f"{pca}{bits} bits each{lists} ({spec.factory}): codes of {code} bytes, {code + RECORD_BYTES} a record"

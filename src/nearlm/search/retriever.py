@@ -46,8 +46,8 @@ class Retriever:
         self._exact_ids = parent_records(store, self._exact) if distances == "parent" else None
         self._rescorer = Rescorer(self._exact.keys) if distances != "index" else None
         data = store.layout.index(index).data(self.info.data)
-        self._values: Int32s = data.open_column("values", len(store))
-        self._weights: Int32s | None = data.open_column("weights", len(store)) if store.weighted else None
+        self._values: Ids = data.open_column("values", len(store))
+        self._weights: Ids | None = data.open_column("weights", len(store)) if store.weighted else None
 
     @classmethod
     def open(cls, store: Datastore, settings: SearchSettings) -> "Retriever":

@@ -1,4 +1,4 @@
-"""Search in inverted lists of 8-bit codes, many queries at once.
+"""Search in inverted lists of 8-bit or 4-bit codes, many queries at once.
 
 FAISS scans a list once for every query that probes it. Here the queries of a batch are grouped by list: a list is read
 once and multiplied with all its queries, so that the work is bound by arithmetic instead of memory. Codes lie in plain
@@ -15,10 +15,11 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import Array, ArrayFile, Floats, Ints, blocks, files
+from nearlm.base import Array, ArrayFile, Floats, Ids, Ints, blocks, files
 from nearlm.base.arrays import FEW
 from nearlm.search.few_queries import FewScan
 from nearlm.search.nearest import EVERY, guess_limits, nearest_lists, select
+from nearlm.search.packing import Codes, pack, pack_like_faiss, unpack, unpack_from_faiss
 from nearlm.search.vectors import multiply_matrix
 from nearlm.search.visits import Kept, Visits, visit, weigh
 from nearlm.store import IndexData
@@ -27,32 +28,46 @@ Found = tuple[Floats, Ints]  # squared distances and ids, [n, k]
 
 _QUERIES = 4096  # searched together
 _CANDIDATES = 1 << 25  # for which there is room at once, unless one query alone has more
+_BITS = {faiss.ScalarQuantizer.QT_8bit: 8, faiss.ScalarQuantizer.QT_4bit: 4}  # of a code that can be scanned
 
 
 def can_scan(index: Any) -> bool:
-    """Tell whether lists of this FAISS index can be scanned here: an IVF of 8-bit codes with L2 distances."""
+    """Tell whether lists of this FAISS index can be scanned here: an IVF of 8-bit or 4-bit codes with L2 distances."""
     return (
         isinstance(index, faiss.IndexIVFScalarQuantizer)
-        and index.sq.qtype == faiss.ScalarQuantizer.QT_8bit
+        and index.sq.qtype in _BITS
         and index.metric_type == faiss.METRIC_L2
     )
 
 
+def id_type(records: int) -> str:
+    """Return the narrowest type of ids of so many records."""
+    return "int32" if records <= 1 << 31 else "int64"
+
+
 @dataclass(frozen=True)
 class Lists:
-    """Inverted lists end to end: where each begins, and the ids, codes and code norms of their records."""
+    """Inverted lists end to end: where each begins, and the ids, codes and code norms of their records.
+
+    Codes are bytes, one an axis, or two axes a byte (see `packing`).
+    """
 
     offsets: Ints
-    ids: Ints
-    codes: npt.NDArray[np.int8]
+    ids: Ids
+    codes: Codes
     bias: Floats
+
+    @property
+    def packed(self) -> bool:
+        """Whether a byte holds the codes of two axes."""
+        return self.codes.dtype == np.uint8
 
     def put_into(self, index: Any) -> None:
         """Copy the lists into a FAISS index that has none yet."""
         for number, (begin, end) in enumerate(zip(self.offsets[:-1], self.offsets[1:], strict=True)):
             if begin < end:
-                ids = np.array(self.ids[begin:end])
-                codes = self.codes[begin:end].view(np.uint8) ^ 128
+                ids = np.array(self.ids[begin:end], np.int64)
+                codes = pack_like_faiss(unpack(self.codes[begin:end], index.d), _BITS[index.sq.qtype])
                 index.invlists.add_entries(number, len(ids), faiss.swig_ptr(ids), faiss.swig_ptr(codes))
         index.ntotal = len(self.ids)
 
@@ -61,10 +76,12 @@ class Lists:
         """Map the lists that were written for this index."""
         offsets = _open(data.offsets, "int64", index.nlist + 1)
         records = int(offsets[-1])
+        codes = ("int8", index.d) if _BITS[index.sq.qtype] == 8 else ("uint8", -(-index.d // 2))
+        old = ArrayFile(data.ids, np.dtype("int64"), (records,))  # as all were once
         return cls(
             offsets,
-            _open(data.ids, "int64", records),
-            _open(data.codes, "int8", records, index.sq.d),
+            _open(data.ids, "int64" if old.sound else id_type(records), records),
+            _open(data.codes, codes[0], records, codes[1]),
             _open(data.bias, "float32", records),
         )
 
@@ -88,7 +105,7 @@ def without_lists(index: Any) -> Any:
 def write_lists(index: Any, data: IndexData) -> None:
     """Write the lists of a FAISS index as arrays, list by list."""
     inverted = index.invlists
-    width = index.sq.d
+    bits = _BITS[index.sq.qtype]
     lengths = [inverted.list_size(number) for number in range(index.nlist)]
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
     files.write_array(data.offsets, np.int64, offsets.shape, [offsets])
@@ -98,13 +115,15 @@ def write_lists(index: Any, data: IndexData) -> None:
 
     def codes() -> Iterator[npt.NDArray[np.int8]]:
         for number in filled:
-            raw = faiss.rev_swig_ptr(inverted.get_codes(number), lengths[number] * width)
-            yield (raw ^ 128).view(np.int8).reshape(-1, width)
+            raw = faiss.rev_swig_ptr(inverted.get_codes(number), lengths[number] * index.code_size)
+            yield unpack_from_faiss(raw.reshape(lengths[number], -1), index.d, bits)
 
-    ids = (faiss.rev_swig_ptr(inverted.get_ids(number), lengths[number]) for number in filled)
+    kind = id_type(offsets[-1])
+    ids = (faiss.rev_swig_ptr(inverted.get_ids(number), lengths[number]).astype(kind) for number in filled)
     bias = (np.square(block * scale).sum(axis=1, dtype=np.float32) for block in codes())
-    files.write_array(data.ids, np.int64, (offsets[-1],), ids)
-    files.write_array(data.codes, np.int8, (offsets[-1], width), codes())
+    packed = pack(np.empty((0, index.d), np.int8), bits)
+    files.write_array(data.ids, np.dtype(kind), (offsets[-1],), ids)
+    files.write_array(data.codes, packed.dtype, (offsets[-1], packed.shape[1]), (pack(some, bits) for some in codes()))
     files.write_array(data.bias, np.float32, (offsets[-1],), bias)
 
 
@@ -190,7 +209,8 @@ class ListScan:
 
 
 def _scale_and_centre(index: Any) -> tuple[Floats, Floats]:
-    """Return per dimension how much a step of a code is worth, and what code 128 stands for."""
-    trained = faiss.vector_to_array(index.sq.trained).reshape(2, -1)
-    scale = trained[1] / np.float32(255)
-    return scale, trained[0] + np.float32(128.5) * scale
+    """Return per dimension how much a step of a code is worth, and what code 0 (FAISS's middle one) stands for."""
+    low, span = faiss.vector_to_array(index.sq.trained).reshape(2, -1)
+    levels = 1 << _BITS[index.sq.qtype]
+    scale = span / np.float32(levels - 1)
+    return scale, low + np.float32(levels // 2 + 0.5) * scale

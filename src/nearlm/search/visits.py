@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearlm.base import Floats, Int32s, Ints
+from nearlm.search.packing import unpack_row
 from nearlm.search.vectors import ROWS, distances_within, lowest_bit, multiply, padded
 
 _MOST = 2**15 - 1  # of a weight
@@ -142,13 +143,29 @@ def weigh_one(query, centroid, scale, centre, most, weights):  # type: ignore[no
 
 def visit(weights: Weights, limits: Floats, lists: Any, visits: Visits, room: Kept) -> Kept:
     """Keep, in the room that there is, the records within the limit of each query that looks at them."""
-    _visit_kernel(*weights, limits, lists.codes, lists.bias, lists.offsets, *visits, *room)
+    codes = lists.codes.view(np.int8)  # one kernel for both kinds
+    _visit_kernel(*weights, limits, codes, lists.packed, lists.bias, lists.offsets, *visits, *room)
     return room
 
 
 @numba.njit(cache=True, parallel=True, nogil=True)
 def _visit_kernel(  # type: ignore[no-untyped-def]
-    weights, constant, step, limits, codes, bias, offsets, probed, pairs, groups, begins, every, distances, rows, counts
+    weights,
+    constant,
+    step,
+    limits,
+    codes,
+    packed,
+    bias,
+    offsets,
+    probed,
+    pairs,
+    groups,
+    begins,
+    every,
+    distances,
+    rows,
+    counts,
 ):
     nprobe = probed.shape[1]
     for g in numba.prange(len(groups) - 1):
@@ -165,8 +182,11 @@ def _visit_kernel(  # type: ignore[no-untyped-def]
             row = offsets[number] + first * every
             for r in range(ROWS):
                 norms[r] = bias[row + r * every] if r < here else np.float32(np.nan)  # is within no limit
-            whole = here == ROWS and codes.shape[1] == weights.shape[1]
-            if not whole:
+            whole = here == ROWS and codes.shape[1] == weights.shape[1] and not packed
+            if packed:
+                for r in range(here):
+                    unpack_row(codes, row + r * every, block[r])
+            elif not whole:
                 for r in range(here):
                     block[r, : codes.shape[1]] = codes[row + r * every]
             m = groups[g]

@@ -5,7 +5,7 @@ from pathlib import Path, PureWindowsPath
 
 import numpy as np
 
-from nearlm.base import ArrayFile, Columns, Int32s, Job, OptionError, StoreError
+from nearlm.base import ArrayFile, Columns, Ids, Int32s, Job, OptionError, StoreError
 from nearlm.text import Segment
 
 KEY_DTYPES = ("float16", "float32")
@@ -137,13 +137,19 @@ class IndexData:
         columns = (self.column(name, 0).path for name in ("values", "weights"))
         return {f"{self.folder.name}/{path.name}" for path in (*files, *columns)}
 
-    def column(self, name: str, records: int) -> ArrayFile:
+    def column(self, name: str, records: int, dtype: str = "int32") -> ArrayFile:
         """Return the file of the records' `values` or `weights`."""
-        return ArrayFile(self.folder / f"{name}.npy", np.dtype("int32"), (records,))
+        return ArrayFile(self.folder / f"{name}.npy", np.dtype(dtype), (records,))
 
-    def open_column(self, name: str, records: int) -> Int32s:
+    def write_column(self, name: str, column: Int32s) -> None:
+        """Keep the records' `values` or `weights`, in two bytes each if all fit."""
+        narrow = len(column) and column.max() <= np.iinfo(np.uint16).max
+        self.column(name, len(column), "uint16" if narrow else "int32").write(column)
+
+    def open_column(self, name: str, records: int) -> Ids:
         """Map the records' `values` or `weights`."""
-        file = self.column(name, records)
+        narrow = self.column(name, records, "uint16")
+        file = narrow if narrow.sound else self.column(name, records)
         file.check()
         return file.open()
 
