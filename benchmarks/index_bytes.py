@@ -25,7 +25,7 @@ from nearlm.base.progress import Reporter
 from nearlm.mixing.equations import perplexity
 from nearlm.mixing.traces import cache_text, trace_lm
 from nearlm.search.index import SearchIndex, read_parts, write_parts
-from nearlm.search.kinds import IndexSpec, choose_index
+from nearlm.search.kinds import IndexSpec, choose_index, list_count
 from nearlm.search.training import empty_index, train_index
 from nearlm.store.datastore import Datastore
 from nearlm.store.layout import IndexData
@@ -74,7 +74,7 @@ def make(code: Code, store: Datastore, keys, folder: Path) -> tuple[SearchIndex,
     """Train, fill, write and open an index."""
     started = time.perf_counter()
     auto = choose_index("auto", len(store), store.dim)
-    factory = auto.factory.rpartition(",")[0] + f",{code.name}"
+    factory = f"IVF{list_count(auto)},{code.name}"
     spec = IndexSpec(factory, auto.nprobe, min(code.axes, store.dim), auto.eigen_power)
     index = empty_index(spec, store.dim)
     if code.rotated:
@@ -102,19 +102,18 @@ def micros(index: SearchIndex, batches: list[np.ndarray]) -> float:
     return min(times) / sum(map(len, batches)) * 1e6
 
 
-def row_of(code: Code, store: Datastore, text: Text, folder: Path) -> dict[str, object]:
+def row_of(code: Code, store: Datastore, text: Text, folder: Path, times: bool) -> dict[str, object]:
     """Measure one code."""
     index, spec, seconds = make(code, store, store.keys.take, folder)
     size = sum(path.stat().st_size for path in folder.iterdir())
     ppl, temperature, lam = text.perplexity(*search_all(index, text.queries), store.values[:])
-    batches = [text.queries[start : start + 1024] for start in range(0, 4096, 1024)]
+    batches = [text.queries[start : start + 1024] for start in (0, 2048, 4096)]
     singles = [text.queries[start : start + 1] for start in range(0, 2000, 10)]
     return {
         "code": f"{code.name} × {spec.pca}",
         "bytes": round(size / len(store) + 2, 1),
         "perplexity": round(ppl, 3),
-        "µs, 1024": round(micros(index, batches), 1),
-        "µs, 1": round(micros(index, singles), 1),
+        **({"µs, 1024": round(micros(index, batches), 1), "µs, 1": round(micros(index, singles), 1)} if times else {}),
         "T": temperature,
         "λ": lam,
         "build s": round(seconds),
@@ -178,8 +177,9 @@ def main() -> None:
     parser.add_argument("store")
     parser.add_argument("--text", default="spdx:valid")
     parser.add_argument("--max-tokens", type=int, default=12000)
-    parser.add_argument("--only", default="", help="run only the codes whose name contains this")
+    parser.add_argument("--only", default="", help="only codes with one of these in their name, e.g. SQ4x192,PQ")
     parser.add_argument("--stored", action="store_true")
+    parser.add_argument("--no-times", action="store_true", help="do not time searches")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     store = Datastore.open(args.store)
@@ -193,8 +193,8 @@ def main() -> None:
         else:
             rows = []
             for code in CODES:
-                if args.only in code.name and code.axes <= store.dim:
-                    rows.append(row_of(code, store, text, Path(folder) / "index"))
+                if code.axes <= store.dim and any(part in f"{code.name}x{code.axes}" for part in args.only.split(",")):
+                    rows.append(row_of(code, store, text, Path(folder) / "index", not args.no_times))
                     print(rows[-1], flush=True)
             front(rows)
     print(table(rows))

@@ -31,7 +31,7 @@ import numpy as np
 from nearlm.base.progress import Reporter
 from nearlm.mixing.traces import cache_text, trace_lm
 from nearlm.search.index import open_index, read_parts, write_parts
-from nearlm.search.kinds import IndexSpec, choose_index, list_count
+from nearlm.search.kinds import GRAPH_LISTS, IndexSpec, choose_index, code_bits, list_count
 from nearlm.search.training import empty_index, train_index
 from nearlm.store.datastore import Datastore
 from nearlm.store.layout import IndexData
@@ -39,7 +39,7 @@ from nearlm.store.model_files import load_lm
 from nearlm.text import TextSource
 
 BLOCK, K, TRUE = 1 << 15, 1024, 256
-ALPHAS = (0.1, 0.15, 0.2, 0.3, 0.4, 0.55, 0.7)
+ALPHAS = (0.03, 0.06, 0.1, 0.15, 0.2, 0.4)
 
 
 class Keys:
@@ -169,7 +169,8 @@ def spec_of(records: int, dim: int, length: int | None) -> IndexSpec:
     if length is None:
         return spec
     nlist = max(1, round(records / length))
-    return replace(spec, factory=f"IVF{nlist}{'_HNSW32' if nlist > 4096 else ''},SQ8", nprobe=8)
+    graph = "_HNSW32" if nlist > GRAPH_LISTS else ""
+    return replace(spec, factory=f"IVF{nlist}{graph},SQ{code_bits(spec)}", nprobe=8)
 
 
 def searched(index, keys: Keys, row: dict[str, object], queries: np.ndarray) -> list[dict[str, object]]:  # type: ignore[no-untyped-def]

@@ -1,6 +1,6 @@
 """Against other libraries: queries/s at the same recall of the true neighbours, on the same real keys.
 
-    python benchmarks/search_rivals.py cache:smollm2-spdx --text spdx:valid [--records 200000] [--only hnswlib]
+    python benchmarks/search_rivals.py cache:smollm2-spdx --text spdx:valid [--records 100000] [--only hnswlib]
 
 The same random records of a store (all of them take graphs too long to build on two cores), the LM's own queries over
 a text, k = 1024. Recall is that of the true 1024 nearest by L2 distance in the stored keys' space. Each library runs
@@ -129,7 +129,7 @@ class _Shards:
 
 def faiss_kinds(keys: np.ndarray) -> Iterator[Rival]:
     """Yield FAISS's."""
-    nlist = list_count(choose_index("auto", len(keys), keys.shape[1]))
+    nlist = max(1, list_count(choose_index("auto", len(keys), keys.shape[1])))
     width = keys.shape[1]
     pq = next(count for count in (192, 128, 96, 64, 32, 8, 4, 2, 1) if width % count == 0)
     kinds = (f"IVF{nlist},SQ8", f"IVF{nlist},PQ{pq}x4fs", f"IVF{nlist},PQ{pq}x4fs,RFlat", "HNSW32", "HNSW32_SQ8")
@@ -236,7 +236,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store")
     parser.add_argument("--text", default="spdx:valid")
-    parser.add_argument("--records", type=int, default=200_000)
+    parser.add_argument("--records", type=int, default=100_000)
     parser.add_argument("--only", default="", help="run only the libraries whose name contains this")
     parser.add_argument("--json", type=Path, help="keep what was measured, and add to what is kept")
     args = parser.parse_args()

@@ -18,7 +18,7 @@ def available_ram() -> int | None:
 
 def parse_size(option: str, text: str) -> int:
     """Read a number of bytes as people write it: 2GB, 500 MB, 1.5G, or the number itself."""
-    read = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)i?[bB]?", text.strip())
+    read = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)i?[bB]?", text.strip())
     if not read or not float(read[1]):
         raise OptionError(f"`{option}` is {text!r}, expected a size like 2GB or 500MB")
     return int(float(read[1]) * 1000 ** " KMGT".index(read[2].upper() or " "))

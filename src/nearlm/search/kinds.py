@@ -17,9 +17,8 @@ RECORD_BYTES = 12  # of a record beside its code: id, norm and token
 _POINTS_PER_CENTROID = 64
 _MOST_SAMPLED = 1 << 21
 _FEW = 1000  # records, fewer of which are searched one by one
-_LARGE = 200_000
-_SHORTEST, _LONGEST = 256, 832  # records of a list
-_NPROBE, _NPROBE_OF_FEW = 8, 16
+LIST_LENGTH = 832  # records
+_NPROBE = 8
 _AUTO_BITS, _AUTO_AXES = 8, 192
 _HALF_WHITE = -0.25
 _LINKS = 66  # of a node of HNSW32, about
@@ -123,21 +122,16 @@ def paper_code_bytes(dim: int) -> int:
 def _auto(records: int, dim: int, code_bytes: int | None) -> IndexSpec:
     """Choose what docs/results.md found best: half-whitened keys, 8 or 4 bits an axis, whole lists scanned in batches.
 
-    Lists grow with the square root of the records up to a length that costs a query about as much as finding them;
-    from then on there are more lists instead, found in a graph.
+    Lists are equally long whatever the size, so that a query looks at as many records; very many are found in a graph.
     """
     if records < max(_FEW, 8 * dim):  # too few keys to learn axes from
         return IndexSpec("Flat")
     bits, axes = _best_code(dim, code_bytes)
-    length = min(_LONGEST, max(_SHORTEST, 0.9 * math.sqrt(records)))
-    nlist = max(1, round(records / length))
-    graph = ""
-    if nlist > 32:
+    nlist = max(1, round(records / LIST_LENGTH))
+    if nlist > 64:
         nlist = 32 * round(nlist / 32)
-    if nlist > GRAPH_LISTS:
-        graph = "_HNSW32"
-    nprobe = _NPROBE if records >= _LARGE else _NPROBE_OF_FEW
-    return IndexSpec(f"IVF{nlist}{graph},SQ{bits}", min(nprobe, nlist), axes, _HALF_WHITE)
+    graph = "_HNSW32" if nlist > GRAPH_LISTS else ""
+    return IndexSpec(f"IVF{nlist}{graph},SQ{bits}", min(_NPROBE, nlist), axes, _HALF_WHITE)
 
 
 def _best_code(dim: int, code_bytes: int | None) -> tuple[int, int]:

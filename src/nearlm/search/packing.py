@@ -53,7 +53,7 @@ def unpack_from_faiss(raw: npt.NDArray[np.uint8], dim: int, bits: int) -> npt.ND
     """Return codes [n, dim] of FAISS's bytes."""
     if bits == 8:
         return (raw ^ 128).view(np.int8)
-    counted = np.stack([raw & 15, raw >> 4], axis=2).reshape(len(raw), -1)[:, :dim]
+    counted = np.stack([raw & 15, raw >> 4], axis=2).reshape(len(raw), 2 * raw.shape[1])[:, :dim]
     return np.ascontiguousarray(counted.view(np.int8) - 8)
 
 
