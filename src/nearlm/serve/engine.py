@@ -186,15 +186,15 @@ class Engine:
         self._metrics.prompt_tokens(sum(map(len, reading.prompts)))
         for task in tasks:
             task.tell(PromptRead(self._scored))
+        counts = [task.wish.choices if task.wish.max_new_tokens else 0 for task in tasks]
+        places = [place for place, count in enumerate(counts) for _ in range(count)]
+        choices = [choice for count in counts for choice in range(count)]
         rows = [
-            [Row(task, choice, self._decode, self._ends) for choice in range(task.wish.choices)]
-            for task in tasks
-            if task.wish.max_new_tokens
+            Row(tasks[place], choice, self._decode, self._ends) for place, choice in zip(places, choices, strict=True)
         ]
-        places = [place for place, task in enumerate(tasks) if task.wish.max_new_tokens for _ in range(task.wish.choices)]
-        self._advance([row for own in rows for row in own], Said(said.logits[places], said.keys[places]))
-        times = [sum(not row.finished for own in rows for row in own if row.task is task) for task in tasks]
-        new = [row for own in rows for row in own if not row.finished]
+        self._advance(rows, Said(said.logits[places], said.keys[places]))
+        times = [sum(row.task is task and not row.finished for row in rows) for task in tasks]
+        new = [row for row in rows if not row.finished]
         if new:
             self._past = self._decoder.join(self._past, list(range(len(self._rows))), reading, times)
             self._rows += new
@@ -214,9 +214,10 @@ class Engine:
         return Said(said.logits[-1:], said.keys[-1:])
 
     def _step(self) -> None:
-        """Append a token to every row. (Here a single row could have several drafted ones verified instead.)"""
+        """Append a token to every row."""
         if not self._rows:
             return
+        # a single row could have several drafted tokens verified here, by one forward pass
         with self._metrics.step():
             said = self._decoder.step(self._past, [row.last for row in self._rows])
             self._advance(self._rows, said)
