@@ -59,5 +59,7 @@ def test_nothing_comes_from_elsewhere_and_nothing_is_inline(name):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_make_no_html_of_text_and_are_short(name):
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser", text(name))
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser", text(name)
+    )
     assert len(text(name).splitlines()) <= 350

@@ -133,7 +133,7 @@ def test_a_text_is_scored_and_explained(http, model, knnlm):
     asked = {"model": model, "text": text, "nearlm": {"explain": True, "neighbors": 3}}
     found = http.post("/v1/nearlm/score", json=asked).json()
     assert found["tokens_count"] == len(found["tokens"]) == len(knnlm.score(text).logp)
-    assert math.isclose(found["perplexity_lm"], math.exp(-knnlm.score(text).log_lm.mean()), rel_tol=1e-9)
+    assert math.isclose(found["perplexity_lm"], math.exp(-knnlm.score(text).log_lm.mean()), rel_tol=1e-6)
     for token in found["tokens"]:
         if token["p_memory"] is None:
             assert token["p"] == pytest.approx(token["p_lm"])
@@ -143,7 +143,7 @@ def test_a_text_is_scored_and_explained(http, model, knnlm):
         if token["weights"]:
             assert sum(token["weights"].values()) == pytest.approx(1)
     if model == "mem":
-        assert math.isclose(found["perplexity"], math.exp(-knnlm.score(text).logp.mean()), rel_tol=1e-9)
+        assert math.isclose(found["perplexity"], math.exp(-knnlm.score(text).logp.mean()), rel_tol=1e-6)
         assert all(len(token["neighbors"]) == 3 and token["searched"] for token in found["tokens"])
 
 

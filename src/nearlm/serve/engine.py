@@ -25,9 +25,9 @@ from nearlm.serve.sampling import Alternatives, alternatives
 from nearlm.serve.tasks import Event, Failure, PromptRead, Task, Token, Wish
 
 _LOG = logging.getLogger("nearlm.serve")
-_CLOSING = APIError(503, "the server is shutting down; try another one, or later", code="shutting_down")
-_TOO_LATE = APIError(503, "the request took longer than the server allows; ask for less, or later", code="timeout")
-_BROKEN = APIError(500, "the computation failed; the server's log says why", code="internal_error")
+_CLOSING = (503, "the server is shutting down; try another one, or later", None, "shutting_down")
+_TOO_LATE = (503, "the request took longer than the server allows; ask for less, or later", None, "timeout")
+_BROKEN = (500, "the computation failed; the server's log says why", None, "internal_error")
 
 
 class Engine:
@@ -61,7 +61,7 @@ class Engine:
         tasks = [Task(wish, _numbered(tell, number), deadline) for number, wish in enumerate(wishes)]
         with self._changed:
             if self._closing:
-                raise _CLOSING
+                raise APIError(*_CLOSING)
             wanted = sum(wish.choices for wish in wishes)
             queued = sum(task.wish.choices for task in self._waiting)
             free = self._limits.max_batch - len(self._rows) - sum(task.wish.choices for task in self._read)
@@ -125,7 +125,7 @@ class Engine:
         self._past = None
         self._read, self._rows = [], []
         for task in ended.values():
-            task.tell(Failure(_BROKEN))
+            task.tell(Failure(APIError(*_BROKEN)))
 
     def _drop(self) -> None:
         """Let go of tasks whose client is gone or whose time is over."""
@@ -140,7 +140,7 @@ class Engine:
             self._read = []
         self._keep([row for row, each in enumerate(self._rows) if not each.task.cancelled])
         for task in late.values():
-            task.tell(Failure(_CLOSING if self._closing else _TOO_LATE))
+            task.tell(Failure(APIError(*(_CLOSING if self._closing else _TOO_LATE))))
 
     def _keep(self, kept: list[int]) -> None:
         if len(kept) < len(self._rows):

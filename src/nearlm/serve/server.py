@@ -86,6 +86,7 @@ def make_server(
         lifespan="off",
         ws="none",
         timeout_graceful_shutdown=_GRACE,
+        timeout_keep_alive=60,
         limit_concurrency=_CONNECTIONS,
         h11_max_incomplete_event_size=1 << 16,
         http="h11",
