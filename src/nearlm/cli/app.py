@@ -51,6 +51,17 @@ _COMMANDS = {  # what each takes, what it does, and what a new user may ask
         ),
     },
     "Use it": {
+        "serving:serve": (
+            "STORE...",
+            "Serve models with their memories over HTTP, as OpenAI's clients expect it.",
+            "Every STORE is listed as a model, and so is STORE:off, its model alone. A page at the same address "
+            "shows the memory at work. Only this machine can connect, unless there is an API key.",
+        ),
+        "serving:chat": (
+            "STORE",
+            "Talk with the model and its memory in the terminal.",
+            "The model stays loaded. A model without a chat template continues what you write. /help lists commands.",
+        ),
         "memory:generate": (
             "STORE PROMPT",
             "Continue a prompt with the model and its memory.",
@@ -157,6 +168,8 @@ _EXAMPLES = {
     "fit": "nearlm fit docs/ --model smollm2-135m --out mystore --minutes 10",
     "build": "nearlm build docs/ --model smollm2-135m --out mystore",
     "generate": 'nearlm generate mystore "To install it," --explain',
+    "serve": "nearlm serve mystore --port 8000",
+    "chat": "nearlm chat mystore",
     "prune": "nearlm prune mystore --method merge --keep 0.6 --out smaller",
     "optimize": "nearlm optimize mystore valid/ --out fast",
     "push": "nearlm push mystore user/name --slim",

@@ -1,7 +1,9 @@
 """The server itself: where it listens, and how it ends."""
 
 import ipaddress
+import signal
 import socket
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,9 @@ from nearlm.serve.metrics import Metrics
 from nearlm.store import AnyStore
 
 _SHORTEST_KEY = 16
-_GRACE = 8  # seconds that running requests get after SIGTERM
+GRACE = 8  # seconds that running requests get after SIGTERM
 _CONNECTIONS = 512
+LIMITS = Limits()
 
 
 class Server(uvicorn.Server):
@@ -26,10 +29,12 @@ class Server(uvicorn.Server):
     catalog: Catalog
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """End when running requests are done."""
+        """End when running requests are done; those that take too long are told so before the connections close."""
         for engine in self.catalog.engines:
             engine.drain()
-        super().handle_exit(sig, frame)
+            threading.Thread(target=engine.close, args=(GRACE - 1.0,), daemon=True).start()
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
 
 
 def serve(
@@ -37,7 +42,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     key: str | None = None,
-    limits: Limits = Limits(),
+    limits: Limits = LIMITS,
     *,
     reporter: Reporter = QUIET,
     **loading: Any,
@@ -54,7 +59,7 @@ def serve(
         loading: How models are loaded (`device`, `dtype`, `trust_remote_code`).
     """
     check_host(host, key)
-    bound = _bind(host, port)
+    bound = listen(host, port)
     metrics = Metrics()
     catalog = Catalog.open(stores, limits, metrics, **loading)
     server = make_server(catalog, limits, metrics, key, any_host=not is_loopback(host))
@@ -84,7 +89,8 @@ def make_server(
         proxy_headers=False,
         lifespan="off",
         ws="none",
-        timeout_graceful_shutdown=_GRACE,
+        timeout_graceful_shutdown=GRACE,
+        timeout_keep_alive=60,
         limit_concurrency=_CONNECTIONS,
         h11_max_incomplete_event_size=1 << 16,
         http="h11",
@@ -122,7 +128,7 @@ def check_host(host: str, key: str | None) -> None:
         raise OptionError(f"`host` is {host}, which others can reach; give a key with `api_key_file`, or use 127.0.0.1")
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """Take the port before the models are loaded, so that one that is taken is noticed at once."""
     if not 0 <= port < 1 << 16:
         raise OptionError(f"`port` is {port}, expected 0 to 65535")
