@@ -40,6 +40,17 @@ _COMMANDS = {  # what each takes, what it does, and what a new user may ask
         ),
     },
     "Use it": {
+        "serving:serve": (
+            "STORE...",
+            "Serve models with their memories over HTTP, as OpenAI's clients expect it.",
+            "Every STORE is listed as a model, and so is STORE:off, its model alone. A page at the same address "
+            "shows the memory at work. Only this machine can connect, unless there is an API key.",
+        ),
+        "serving:chat": (
+            "STORE",
+            "Talk with the model and its memory in the terminal.",
+            "The model stays loaded. A model without a chat template continues what you write. /help lists commands.",
+        ),
         "memory:generate": (
             "STORE PROMPT",
             "Continue a prompt with the model and its memory.",
@@ -108,6 +119,8 @@ _RESUMES = {"build", "reduce", "prune", "index", "tune", "gate", "ablate", "swee
 _EXAMPLES = {
     "build": "nearlm build docs/ --model smollm2-135m --out mystore",
     "generate": 'nearlm generate mystore "To install it," --explain',
+    "serve": "nearlm serve mystore --port 8000",
+    "chat": "nearlm chat mystore",
     "prune": "nearlm prune mystore --method merge --keep 0.6 --out smaller",
     "optimize": "nearlm optimize mystore valid/ --out fast",
     "sweep": "nearlm sweep mystore 0.2 0.4 0.6 --over keep --text valid/",

@@ -20,6 +20,8 @@ _VALUES = {
     "--dtype": "TYPE",
     "--out": "FOLDER",
     "--figure": "FILE",
+    "--api-key-file": "FILE",
+    "--host": "ADDRESS",
     "--prompt": "TEXT",
     "--lam": "0..1",
     "--keep": "0..1",
@@ -35,9 +37,9 @@ _VALUES = {
     "--verify": "first|always|never",
 }
 
-STORE, TEXT, SWEEP, GENERATION, SAMPLING, TRAINING, SEARCH, MODEL, RECORDS, OUTPUT = (
-    Group(title, sort_key=place)
-    for place, title in enumerate("Store Text Sweep Generation Sampling Training Search Model Records Output".split())
+_TITLES = "Store Server Text Sweep Generation Sampling Training Search Model Records Output"
+STORE, SERVER, TEXT, SWEEP, GENERATION, SAMPLING, TRAINING, SEARCH, MODEL, RECORDS, OUTPUT = (
+    Group(title, sort_key=place) for place, title in enumerate(_TITLES.split())
 )
 
 

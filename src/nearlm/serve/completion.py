@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nearlm.mixing import Memory
 from nearlm.serve.answers import Json, Style, Usage
@@ -182,7 +182,7 @@ def echoed(order: Order, number: int, read: PromptRead) -> Delta:
         first = Token(wish.prompt[0], None)
         begin = 0
         for token in [first, *read.tokens]:
-            tokens.append(Token(token.id, token.logp, token.alternatives, token.trace, begin))
+            tokens.append(replace(token, offset=begin))
             begin += len(show([token.id]))
     return Delta(0, decode(wish.prompt), tokens, None if wish.max_new_tokens else "length")
 
@@ -213,7 +213,7 @@ def _places(order: Order) -> list[tuple[int, int]]:
 def _joined(order: Order, parts: list[Delta]) -> Delta:
     shift = len(parts[0].text) if order.echo else 0
     tokens = [
-        token if order.echo and not place else Token(token.id, token.logp, token.alternatives, token.trace, token.offset + shift)
+        token if order.echo and not place else replace(token, offset=token.offset + shift)
         for place, part in enumerate(parts)
         for token in part.tokens
     ]

@@ -133,7 +133,9 @@ class Decoder:
             parts.append(said)
         return Said(torch.cat([said.logits for said in parts]), torch.cat([said.keys for said in parts]))
 
-    def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: Any, every: bool) -> tuple[Said, Any]:
+    def _forward(
+        self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: Any, every: bool
+    ) -> tuple[Said, Any]:
         device = self.lm.device
         given: dict[str, Any] = {"input_ids": ids.to(device), "use_cache": True, self._cache_name: cache}
         if mask is not None:

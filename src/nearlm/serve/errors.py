@@ -13,7 +13,7 @@ _TYPES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class APIError(Exception):
     """A request that is refused: HTTP status, a line for people, the parameter and a code for programs."""
 

@@ -60,7 +60,9 @@ class Guard:
         if self.key is not None and path not in _OPEN and not path.startswith("/assets/"):
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, b"Bearer " + self.key.encode()):
-                raise APIError(401, "the API key is missing or wrong; send Authorization: Bearer KEY", code="invalid_api_key")
+                raise APIError(
+                    401, "the API key is missing or wrong; send Authorization: Bearer KEY", code="invalid_api_key"
+                )
         if scope["method"] == "POST" and not headers.get(b"content-type", b"").startswith(b"application/json"):
             raise APIError(415, "expected a body of Content-Type application/json", code="wrong_content_type")
 

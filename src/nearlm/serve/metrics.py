@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -13,15 +14,14 @@ class Metrics:
     """Counters of one server; those of several servers in one process are apart."""
 
     def __init__(self) -> None:
-        self._registry = registry = CollectorRegistry()
-        self._requests = Counter("nearlm_requests", "Requests by path and status", ["path", "status"], registry=registry)
-        self._tokens = Counter("nearlm_tokens", "Tokens read and written", ["kind"], registry=registry)
-        self._waiting = Gauge("nearlm_waiting", "Continuations that wait for their turn", ["model"], registry=registry)
-        self._running = Gauge("nearlm_running", "Continuations that are computed together", ["model"], registry=registry)
-        self._first = Histogram(
-            "nearlm_first_token_seconds", "Time to the first token", registry=registry, buckets=_SECONDS
-        )
-        self._step = Histogram("nearlm_step_seconds", "Time of one step", registry=registry, buckets=_SECONDS)
+        self._registry = CollectorRegistry()
+        where: Any = {"registry": self._registry}
+        self._requests = Counter("nearlm_requests", "Requests by path and status", ["path", "status"], **where)
+        self._tokens = Counter("nearlm_tokens", "Tokens read and written", ["kind"], **where)
+        self._waiting = Gauge("nearlm_waiting", "Continuations that wait for their turn", ["model"], **where)
+        self._running = Gauge("nearlm_running", "Continuations that are computed together", ["model"], **where)
+        self._first = Histogram("nearlm_first_token_seconds", "Time to the first token", buckets=_SECONDS, **where)
+        self._step = Histogram("nearlm_step_seconds", "Time of one step", buckets=_SECONDS, **where)
 
     def request(self, path: str, status: int) -> None:
         """Count a request that was answered."""

@@ -1,5 +1,6 @@
 """A row: one continuation of a prompt on its way, from token to token."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ class Row:
         if not ended:
             begin = len(self._writer.text)
             new = self._writer.add(token.id)
-            self._pending.append(_at(token, begin))
+            self._pending.append(replace(token, offset=begin))
         if ended or self._writer.stopped:
             self._finish(new, "stop")
         elif self.written == self.task.wish.max_new_tokens:
@@ -76,10 +77,6 @@ class Row:
         out = [token for token in self._pending if token.offset < self._writer.sent]
         self._pending = self._pending[len(out) :]
         return out
-
-
-def _at(token: Token, offset: int) -> Token:
-    return Token(token.id, token.logp, token.alternatives, token.trace, offset)
 
 
 def contexts_of(rows: list[Row]) -> Contexts:

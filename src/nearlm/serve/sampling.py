@@ -32,6 +32,9 @@ class Sampling:
         return made
 
 
+SAMPLED = Sampling()
+
+
 class Alternatives(NamedTuple):
     """The likeliest tokens of a position and their log p."""
 

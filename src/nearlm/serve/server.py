@@ -18,6 +18,7 @@ from nearlm.store import AnyStore
 _SHORTEST_KEY = 16
 _GRACE = 8  # seconds that running requests get after SIGTERM
 _CONNECTIONS = 512
+LIMITS = Limits()
 
 
 class Server(uvicorn.Server):
@@ -37,7 +38,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     key: str | None = None,
-    limits: Limits = Limits(),
+    limits: Limits = LIMITS,
     *,
     reporter: Reporter = QUIET,
     **loading: Any,
@@ -54,7 +55,7 @@ def serve(
         loading: How models are loaded (`device`, `dtype`, `trust_remote_code`).
     """
     check_host(host, key)
-    bound = _bind(host, port)
+    bound = listen(host, port)
     metrics = Metrics()
     catalog = Catalog.open(stores, limits, metrics, **loading)
     server = make_server(catalog, limits, metrics, key, any_host=not is_loopback(host))
@@ -85,6 +86,7 @@ def make_server(
         lifespan="off",
         ws="none",
         timeout_graceful_shutdown=_GRACE,
+        timeout_keep_alive=60,
         limit_concurrency=_CONNECTIONS,
         h11_max_incomplete_event_size=1 << 16,
         http="h11",
@@ -122,7 +124,7 @@ def check_host(host: str, key: str | None) -> None:
         raise OptionError(f"`host` is {host}, which others can reach; give a key with `api_key_file`, or use 127.0.0.1")
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """Take the port before the models are loaded, so that one that is taken is noticed at once."""
     if not 0 <= port < 1 << 16:
         raise OptionError(f"`port` is {port}, expected 0 to 65535")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from nearlm.mixing import Memory
 from nearlm.serve.errors import APIError
 from nearlm.serve.explanation import Trace
-from nearlm.serve.sampling import Alternatives, Sampling
+from nearlm.serve.sampling import SAMPLED, Alternatives, Sampling
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Wish:
     memory: Memory | None
     max_new_tokens: int
     choices: int = 1
-    sampling: Sampling = Sampling()
+    sampling: Sampling = SAMPLED
     stop: tuple[str, ...] = ()
     alternatives: int | None = None
     """How many of the likeliest tokens are told for each, None: not even its own log p."""

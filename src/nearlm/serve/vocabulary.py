@@ -21,10 +21,11 @@ class Vocabulary:
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, without any that the tokenizer would add."""
         try:
-            with self._reads:
-                return list(self._reader(text, add_special_tokens=False, verbose=False)["input_ids"])
+            text.encode()
         except UnicodeError:
             raise refuse("the text has characters that are half of a surrogate pair; expected Unicode text") from None
+        with self._reads:
+            return list(self._reader(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, without special ones."""

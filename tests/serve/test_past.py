@@ -1,0 +1,30 @@
+"""The cache of several rows."""
+
+import torch
+
+from nearlm.serve.past import Past, Piece
+
+
+def piece(length, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return Piece(length, [(torch.randn(2, length, 4, generator=generator),) * 2 for _ in range(3)])
+
+
+def test_rows_end_in_one_column_and_can_be_taken_out_again():
+    pieces = [piece(5, 0), piece(2, 1)]
+    past = Past(pieces)
+    assert past.mask.tolist() == [[1] * 6, [0, 0, 0, 1, 1, 1]]
+    for row, expected in enumerate(pieces):
+        for (keys, _), (wanted, _) in zip(past.piece(row).layers, expected.layers, strict=True):
+            assert torch.equal(keys, wanted)
+
+
+def test_columns_are_appended_in_place_and_beyond_the_room():
+    past = Past([piece(5, 0), piece(2, 1)])
+    new = [torch.full((2, 2, 1, 4), float(step)) for step in range(80)]
+    for step in new:
+        past.cache.layers[0].update(step, step)
+        past.grow()
+    keys, _ = past.piece(1).layers[0]
+    assert keys.shape == (2, 82, 4)
+    assert torch.equal(keys[:, 2:, 0], torch.arange(80.0).expand(2, 80))
