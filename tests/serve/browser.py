@@ -30,7 +30,7 @@ class Visit:
 
     def __init__(self, browser, url, **options):
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
-        self.context.set_default_timeout(20_000)
+        self.context.set_default_timeout(60_000)  # slow machines
         self.page = self.context.new_page()
         self.url = url
         self.complaints: list[str] = []

@@ -21,6 +21,7 @@ export async function* stream(path, body, signal) {
   const response = await send(path, body, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let pending = "";
+  let complete = false;
   try {
     for (;;) {
       const { value, done } = await reader.read();
@@ -29,11 +30,13 @@ export async function* stream(path, body, signal) {
       for (const line of lines) {
         if (!line.startsWith("data:")) continue;
         const data = line.slice(5).trim();
-        if (data === "[DONE]") return;
+        complete ||= data === "[DONE]";
+        if (complete) continue; // read on to the end, or the browser drops the connection
         const event = JSON.parse(data);
         if (event.error) throw new ApiError(event.error.message);
         yield event;
       }
+      if (done && complete) return;
       if (done) throw new ApiError("The server stopped before the text was complete.");
     }
   } catch (error) {

@@ -6,13 +6,13 @@ export const count = (value) => (value == null ? "–" : counts.format(value));
 
 export const plural = (value, one) => `${count(value)} ${one}${value === 1 ? "" : "s"}`;
 
-/** A probability: 41 %, 3.2 %, 0.04 %, 2.1e-7. */
+/** A probability: 41 %, 3.2 %, 0.041 %, 2.1e-7. */
 export function percent(p) {
   if (p == null || Number.isNaN(p)) return "–";
   const value = p * 100;
   if (value === 0) return "0 %";
   if (value < 0.01) return p.toExponential(1);
-  return `${value >= 99.95 ? "100" : value >= 9.95 ? value.toFixed(0) : value >= 0.095 ? value.toFixed(1) : value.toFixed(2)} %`;
+  return `${value >= 9.95 ? value.toFixed(0) : value.toPrecision(2)} %`;
 }
 
 /** A weight between 0 and 1. */
