@@ -45,8 +45,7 @@ class Ways:
         return 2 + len(self.nprobes) * len(self.ks)
 
 
-ALL_WAYS = Ways((8, 4, 2), (1024, 256, 64))
-WAYS = (ALL_WAYS, Ways((8, 2), (1024, 64)), Ways((4,), (256,)))
+WAYS = (Ways((8, 4, 2), (1024, 256, 64)), Ways((8, 2), (1024, 64)), Ways((4,), (256,)))  # the most first
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Amounts:
     store: int | None
     valid: int
     test: int
-    ways: Ways = ALL_WAYS
+    ways: Ways
 
 
 def measure_speed(lm: LM, corpus: Corpus, window: int) -> Speed:
@@ -95,7 +94,7 @@ def plan_amounts(speed: Speed, characters: int, seconds: float | None, most: int
     valid = min(VALID_TOKENS, _VALID_SHARE * tokens)
     test = min(TEST_TOKENS, _VALID_SHARE * tokens)
     if seconds is None:
-        return Amounts(there, most, int(valid), int(test))
+        return Amounts(there, most, int(valid), int(test), WAYS[0])
     left = max(0.0, _OF_TIME * seconds - _FIXED_SECONDS)
     readable = left / speed.seconds
     valid = min(valid, max(_FEWEST_TOKENS, _VALID_OF_TIME * readable))
