@@ -1,4 +1,4 @@
-"""Which passage of unseen text is continued: prose, from a sentence's beginning, where the memory helps more than mostly."""
+"""Which passage of unseen text is continued: prose, from a sentence on, where the memory helps well."""
 
 import numpy as np
 import pytest

@@ -54,7 +54,7 @@ def test_a_folder_becomes_a_memory_and_more_text_only_adds_to_it(lm, tmp_path, c
     (docs / "twin.txt").write_text((docs / twin).read_text() + "\nAnd more.")
     more = fit(None, str(docs), out, SHORT)
     grown = Datastore.open(out)
-    assert [segment.tokens for segment in grown.manifest.segments][0] == store.manifest.tokens
+    assert grown.manifest.segments[0].tokens == store.manifest.tokens
     assert len(grown.manifest.segments) == 2 and more.records == len(grown) > len(store)
     assert names(out, docs, VALID, TEST) >= held and parts_by_name(out, docs)["docs/twin.txt"] == TEST
     assert stored_names(grown) == names(out, docs, TRAIN)

@@ -92,6 +92,8 @@ def fit(
         >>> found = nearlm.fit("smollm2-135m", "docs/", "ready")
         >>> knnlm = nearlm.KNNLM.load("ready")
     """
+    if not options.wants_keys:
+        raise OptionError("`keys` is none, but a fit makes keys; leave it out, or use `nearlm build` and `nearlm gate`")
     if minutes is not None and not 0 < minutes < 1e6:
         raise OptionError(f"`minutes` is {minutes}, expected more than 0")
     rule = Rule.of(overhead, budget)
