@@ -17,7 +17,8 @@ import nearlm
 
 PAGE = Path(__file__).with_name("api.md")
 GROUPS = {
-    "Make a memory": "fit build build_index build_infinigram tune learn_all Mixture Gate optimize reduce_store prune_store",
+    "Make a memory": "fit build build_index build_infinigram tune learn_all Mixture Gate optimize "
+    "reduce_store prune_store",
     "Use it": "KNNLM attach Attachment evaluate",
     "Options": "TextSource ModelSpec BuildOptions SearchSettings Training PruneOptions ReduceOptions",
     "Parts": "LM Datastore Retriever Memory faiss_index",
