@@ -168,7 +168,7 @@ def test_what_will_not_do_is_refused_before_the_work(lm, tmp_path, monkeypatch):
 
 def test_an_unfinished_fit_is_not_mistaken_for_another_and_can_be_thrown_away(lm, tmp_path, monkeypatch):
     docs, out = write_documents(tmp_path / "docs", range(12)), tmp_path / "mem"
-    monkeypatch.setattr("nearlm.optimizer.fitting.choose_memory", lambda *_: (_ for _ in ()).throw(Killed))
+    monkeypatch.setattr("nearlm.optimizer.fitting.make_memory", lambda *_: (_ for _ in ()).throw(Killed))
     with pytest.raises(Killed):
         fit(lm, str(docs), out, SHORT)
     monkeypatch.undo()

@@ -29,7 +29,7 @@ from nearlm.mixing import cache_text
 from nearlm.model import FFN, ModelSpec
 from nearlm.model.lm import LM
 from nearlm.optimizer.continuations import Continuation, continue_unseen
-from nearlm.optimizer.fit_choice import Chosen, bring_up_to_date, choose_memory
+from nearlm.optimizer.fit_choice import Chosen, bring_up_to_date, make_memory
 from nearlm.optimizer.fit_plan import Amounts, Speed, forecast, measure_speed, plan_amounts
 from nearlm.optimizer.fit_record import Fit, read_fit, write_fit
 from nearlm.optimizer.holding_out import HeldOut, hold_out
@@ -253,14 +253,16 @@ class _Fitting:
 
     def _build(self, lm: LM, held: HeldOut) -> Datastore:
         """Build the store of the documents that are new, or add them."""
-        text = Selection.of_text(self.source, held.new, held.block)
-        if self.layout.is_store and not self.layout.build_job.started and not held.new:
-            store = Datastore.open(self.folder)
-        else:
-            grown = self.job.once("grown", bool, lambda: self.layout.is_store)
-            options = BuildOptions() if grown else self.options
-            store = build(lm, text, self.folder, options, append=grown, reporter=self.reporter)
-        build_index(store, AUTO, name=DEFAULT, reporter=self.reporter)
+        grows = self.job.once("grows", bool, lambda: self.layout.is_store)
+
+        def add() -> bool:
+            text = Selection.of_text(self.source, held.new, held.block)
+            options = BuildOptions() if grows else self.options
+            build(lm, text, self.folder, options, append=grows, reporter=self.reporter)
+            return True
+
+        if held.new or not grows:
+            self.job.once("built", bool, add)
         return Datastore.open(self.folder)
 
     def _read(self, lm: LM, store: Datastore, held: HeldOut, split: Split, part: str) -> TokenText | None:
@@ -276,8 +278,9 @@ class _Fitting:
         return cache_text(source, lm.tokenizer, store.reading(), self.reporter)
 
     def _choose(self, store: Datastore, valid: TokenText | None, lm: LM, held: HeldOut, speed: Speed) -> Chosen:
+        build_index(store, AUTO, name=DEFAULT, reporter=self.reporter)
         ways = held.amounts.ways
-        return choose_memory(store, valid, lm, self.job, self.rule, ways, speed.seconds, self.reporter)
+        return make_memory(store, valid, lm, self.job, self.rule, ways, speed.seconds, self.reporter)
 
     def _measure(self, lm: LM, text: TokenText | None) -> _Measured | None:
         """Score the unseen text and continue a passage of it."""
