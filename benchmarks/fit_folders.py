@@ -46,7 +46,9 @@ def main() -> None:
         text = nearlm.TextSource((str(extract(name, options.out)),), max_tokens=options.max_tokens)
         started = time.monotonic()
         out = options.out / f"{name}-memory"
-        found[name] = nearlm.fit(options.model, text, out, minutes=options.minutes, reporter=nearlm.Reporter())
+        found[name] = nearlm.fit(
+            options.model, text, out, nearlm.FitOptions(options.minutes), reporter=nearlm.Reporter()
+        )
         seconds[name] = time.monotonic() - started
     if options.json:
         print(json.dumps({name: {**to_json(fit), "seconds": seconds[name]} for name, fit in found.items()}))

@@ -20,7 +20,7 @@ GROUPS = {
     "Make a memory": "fit build build_index build_infinigram tune learn_all Mixture Gate optimize "
     "reduce_store prune_store",
     "Use it": "KNNLM attach Attachment evaluate",
-    "Options": "TextSource ModelSpec BuildOptions SearchSettings Training PruneOptions ReduceOptions",
+    "Options": "TextSource ModelSpec BuildOptions SearchSettings FitOptions Training PruneOptions ReduceOptions",
     "Parts": "LM Datastore Retriever Memory faiss_index",
     "Results and errors": "Fit Tuning Learned Evaluation Choice IndexInfo Explanation Reporter NearLMError",
 }

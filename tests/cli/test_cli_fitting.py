@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from nearlm.optimizer import fitting
 from nearlm.optimizer.fit_record import Fit
 
 FOUND = Fit("tiny", 900, 9, 12_345, 2, 300, 3, 0, "k 64", (), None, None)
@@ -14,16 +13,16 @@ FOUND = Fit("tiny", 900, 9, 12_345, 2, 300, 3, 0, "k 64", (), None, None)
 def asked(monkeypatch):
     """What would be fitted."""
     calls = []
-    monkeypatch.setattr("nearlm.optimizer.fit", lambda *given, **options: calls.append((given, options)) or FOUND)
+    monkeypatch.setattr("nearlm.cli.fitting.fit", lambda *given, **options: calls.append((given, options)) or FOUND)
     return calls
 
 
 @pytest.mark.parametrize("text", [["docs", "more"], ["--text", "docs", "more"]])
 def test_a_text_is_given_with_its_name_or_without(nearlm, asked, text):
     code, out, _ = nearlm("fit", *text, "--model", "m", "--out", "mem", "--minutes", 6, "--all", "--valid", "v", "-q")
-    ((spec, source, place, options), how), *_ = asked
-    assert (code, spec.model, source.text, place, options.window) == (0, "m", ("docs", "more"), "mem", None)
-    assert (how["minutes"], how["store_all"], how["valid"], how["test"]) == (6, True, ("v",), None)
+    ((spec, source, place, options, records), how), *_ = asked
+    assert (code, spec.model, source.text, place, records.window) == (0, "m", ("docs", "more"), "mem", None)
+    assert (options.minutes, options.all, how["valid"], how["test"]) == (6, True, ("v",), None)
     assert out.endswith('Go on with:\n  nearlm serve mem\n  nearlm generate mem "Once"\n') and "900 records" in out
 
 
@@ -48,4 +47,4 @@ def test_nonsense_gets_one_line_and_makes_no_folder(nearlm, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     code, out, err = nearlm(*arguments)
     assert (code, out) == (2, "") and expected in err and err.count("\n") == 1
-    assert not list(tmp_path.iterdir()) and fitting
+    assert not list(tmp_path.iterdir())
