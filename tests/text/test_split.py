@@ -69,7 +69,7 @@ def test_about_as_much_as_is_wanted_is_held_out_and_no_document_dominates():
     sizes = Counter()
     for key, size in zip(found.keys, found.sizes, strict=True):
         sizes[parts[key]] += size
-    assert 20_000 <= sizes[VALID] <= 25_000 and 10_000 <= sizes[TEST] <= 12_500
+    assert 15_000 <= sizes[VALID] <= 20_000 and 7_500 <= sizes[TEST] <= 10_000
     assert parts[found.keys[-1]] == TRAIN
     assert set(Split().assign(found, {VALID: 0, TEST: 10_000}).values()) == {TRAIN, TEST}
     assert set(Split().assign(found, {VALID: 0, TEST: 0}).values()) == {TRAIN}

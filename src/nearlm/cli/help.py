@@ -41,8 +41,8 @@ _VALUES = {
     "--verify": "first|always|never",
 }
 
-_TITLES = "Store Server Text Sweep Generation Sampling Training Search Model Records Output"
-STORE, SERVER, TEXT, SWEEP, GENERATION, SAMPLING, TRAINING, SEARCH, MODEL, RECORDS, OUTPUT = (
+_TITLES = "Store Server Text Fit Sweep Generation Sampling Training Search Model Records Output"
+STORE, SERVER, TEXT, FIT, SWEEP, GENERATION, SAMPLING, TRAINING, SEARCH, MODEL, RECORDS, OUTPUT = (
     Group(title, sort_key=place) for place, title in enumerate(_TITLES.split())
 )
 

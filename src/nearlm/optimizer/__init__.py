@@ -2,6 +2,7 @@
 
 from nearlm.optimizer.bench import Bench, find_index, own_name, searches_per_second
 from nearlm.optimizer.continuations import WRITING
+from nearlm.optimizer.fit_plan import FitOptions
 from nearlm.optimizer.fit_record import Fit, verify_fit
 from nearlm.optimizer.fitting import fit
 from nearlm.optimizer.optimization import OVERHEAD, optimize

@@ -37,7 +37,7 @@ class Chosen:
     notes: tuple[str, ...] = ()
 
 
-def choose_memory(
+def make_memory(
     store: Datastore,
     text: TokenText | None,
     lm: LM,
@@ -48,6 +48,24 @@ def choose_memory(
     reporter: Reporter,
 ) -> Chosen:
     """Make a store's memory ready to use; `seconds` are what the LM takes for a token."""
+    chosen = _choose(store, text, lm, job, rule, ways, seconds, reporter)
+    used = Datastore.open(store.path).defaults
+    for name, place in ((used.mixture, mixture_files(store, DEFAULT)), (used.gate, gate_files(store, DEFAULT))):
+        if name != DEFAULT:
+            files.remove(place.folder)  # of an earlier choice
+    return chosen
+
+
+def _choose(
+    store: Datastore,
+    text: TokenText | None,
+    lm: LM,
+    job: Job,
+    rule: Rule,
+    ways: Ways,
+    seconds: float,
+    reporter: Reporter,
+) -> Chosen:
     if text is None:
         write_defaults(store.layout, SearchSettings(index=DEFAULT, mixture=NONE))
         return Chosen("one λ, as it usually is", ("nothing could be tuned: there is too little text to hold some out",))
@@ -83,8 +101,8 @@ def _pick(trials: Trials, found: list[Measured], rule: Rule, limit: float) -> tu
         )
         return least, (f"{slow}. A smaller memory may be faster: nearlm optimize",)
     target = trials.vanilla().perplexity + rule.budget
-    files.remove(trials.store.layout.index(own_name(PAPER)).folder)  # it was made to compare with
     good = [one for one in found if one.point.perplexity + trials.margin(one.logp) <= target]
+    files.remove(trials.store.layout.index(own_name(PAPER)).folder)  # it was made to compare with
     if good:
         return min(good, key=lambda one: one.point.microseconds), ()
     best = min(found, key=lambda one: one.point.perplexity)
@@ -96,12 +114,12 @@ def bring_up_to_date(store: Datastore, reporter: Reporter) -> None:
     build_index(store, name=DEFAULT, reporter=reporter)
     if store.layout.suffixes.folder.exists():
         build_infinigram(store, reporter)
-    for name in store.mixtures:
-        info = verify_mixture(store, name)
+    if DEFAULT in store.mixtures:
+        info = verify_mixture(store, DEFAULT)
         search = search_hash(Retriever.open(store, info.settings)) if info.search else ""
-        write_record(mixture_files(store, name).description, replace(info, store=store.checksum, search=search))
-    for name in store.gates:
-        gate = verify_gate(store, name)
+        write_record(mixture_files(store, DEFAULT).description, replace(info, store=store.checksum, search=search))
+    if DEFAULT in store.gates:
+        gate = verify_gate(store, DEFAULT)
         Looked.build(store, gate.shape, reporter)
         search = search_hash(Retriever.open(store, gate.settings))
-        write_record(gate_files(store, name).description, replace(gate, store=store.checksum, search=search))
+        write_record(gate_files(store, DEFAULT).description, replace(gate, store=store.checksum, search=search))

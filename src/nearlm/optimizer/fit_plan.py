@@ -10,8 +10,9 @@ from itertools import islice
 
 import numpy as np
 
-from nearlm.base import duration, size
+from nearlm.base import OptionError, duration, size
 from nearlm.model.lm import LM
+from nearlm.optimizer.optimization import Rule
 from nearlm.text import Corpus, fill_batch, passages, plan_windows
 from nearlm.text.tokens import encode
 
@@ -20,6 +21,7 @@ TEST_TOKENS = 12_000
 _VALID_SHARE = 0.1  # at most, of the text, that is held out to tune, and again to measure
 _VALID_OF_TIME = 0.12  # at most, of the tokens that there is time for
 _TEST_OF_TIME = 0.06
+_MOST_MINUTES = 1e6
 _FEWEST_TOKENS = 1000  # of a memory, however short the time
 _TIMED_TOKENS = 1024
 _SAMPLE = 200_000  # characters
@@ -30,6 +32,30 @@ _LEARN_WAYS = 6  # what mixture and gate take, in such ways
 _RECORD_SECONDS = 150e-6  # to index, and to sort the suffixes
 _OF_TIME = 0.92  # that is planned for
 _BESIDE_KEYS = 130  # bytes of a record: index and suffixes
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How long a fit may take, what the memory may cost, and what becomes of the documents that were held out."""
+
+    minutes: float | None = None
+    """How long it may take, about. [default: until all text is read]"""
+    overhead: float | None = None
+    """What the memory may take of a token's time, as a share of the LM's. [default: 0.02]"""
+    budget: float | None = None
+    """Instead: the fastest memory within so much perplexity of the vanilla kNN-LM."""
+    all: bool = False
+    """Add what was held out to the memory in the end."""
+
+    def __post_init__(self) -> None:
+        if self.minutes is not None and not 0 < self.minutes < _MOST_MINUTES:
+            raise OptionError(f"`minutes` is {self.minutes}, expected more than 0")
+        Rule.of(self.overhead, self.budget)
+
+    @property
+    def rule(self) -> Rule:
+        """What is chosen."""
+        return Rule.of(self.overhead, self.budget)
 
 
 @dataclass(frozen=True)
@@ -45,8 +71,7 @@ class Ways:
         return 2 + len(self.nprobes) * len(self.ks)
 
 
-ALL_WAYS = Ways((8, 4, 2), (1024, 256, 64))
-WAYS = (ALL_WAYS, Ways((8, 2), (1024, 64)), Ways((4,), (256,)))
+WAYS = (Ways((8, 4, 2), (1024, 256, 64)), Ways((8, 2), (1024, 64)), Ways((4,), (256,)))  # the most first
 
 
 @dataclass(frozen=True)
@@ -65,7 +90,7 @@ class Amounts:
     store: int | None
     valid: int
     test: int
-    ways: Ways = ALL_WAYS
+    ways: Ways
 
 
 def measure_speed(lm: LM, corpus: Corpus, window: int) -> Speed:
@@ -95,7 +120,7 @@ def plan_amounts(speed: Speed, characters: int, seconds: float | None, most: int
     valid = min(VALID_TOKENS, _VALID_SHARE * tokens)
     test = min(TEST_TOKENS, _VALID_SHARE * tokens)
     if seconds is None:
-        return Amounts(there, most, int(valid), int(test))
+        return Amounts(there, most, int(valid), int(test), WAYS[0])
     left = max(0.0, _OF_TIME * seconds - _FIXED_SECONDS)
     readable = left / speed.seconds
     valid = min(valid, max(_FEWEST_TOKENS, _VALID_OF_TIME * readable))

@@ -29,11 +29,10 @@ from nearlm.mixing import cache_text
 from nearlm.model import FFN, ModelSpec
 from nearlm.model.lm import LM
 from nearlm.optimizer.continuations import Continuation, continue_unseen
-from nearlm.optimizer.fit_choice import Chosen, bring_up_to_date, choose_memory
-from nearlm.optimizer.fit_plan import Amounts, Speed, forecast, measure_speed, plan_amounts
+from nearlm.optimizer.fit_choice import Chosen, bring_up_to_date, make_memory
+from nearlm.optimizer.fit_plan import Amounts, FitOptions, Speed, forecast, measure_speed, plan_amounts
 from nearlm.optimizer.fit_record import Fit, read_fit, write_fit
 from nearlm.optimizer.holding_out import HeldOut, hold_out
-from nearlm.optimizer.optimization import Rule
 from nearlm.optimizer.unseen import Unseen
 from nearlm.search import AUTO, build_index
 from nearlm.store import DEFAULT, BuildOptions, Datastore, Layout, begin_or_resume, refuse_foreign
@@ -54,50 +53,35 @@ def fit(
     model: str | ModelSpec | LM | None,
     text: Texts,
     out: str | Path,
-    options: BuildOptions = BuildOptions(),
+    options: FitOptions = FitOptions(),
+    build_options: BuildOptions = BuildOptions(),
     *,
     valid: Texts | None = None,
     test: Texts | None = None,
-    minutes: float | None = None,
-    overhead: float | None = None,
-    budget: float | None = None,
-    store_all: bool = False,
     restart: bool = False,
     reporter: Reporter = QUIET,
 ) -> Fit:
     """Make a memory of a text, ready to use: hold documents out, build, index, choose, learn, and measure it.
 
-    Documents are held out whole, with their near duplicates, some to tune on and some to measure on in the end. Called
-    again with more text, it adds what is new; what was held out stays so.
+    Called again with more text, it adds what is new; documents that were held out stay so.
 
     Args:
-        model: A hub id, a model folder, a GGUF file or `smollm2-135m`; a `ModelSpec`; or an `LM`. May be None if the
-            store is there: its own.
-        text: Names of files, folders, globs and corpora, or a `TextSource`. `max_tokens` limits what is stored.
+        model: As for `build`; None: the store's own.
+        text: Names of files, folders, globs and corpora, or a `TextSource`, whose `max_tokens` limits what is stored.
         out: Folder of the store to make or to extend, or `cache:NAME`.
-        options: How the text becomes records.
-        valid: A text of one's own to tune on; then none is held out for that.
+        options: How long it may take, and what the memory may cost.
+        build_options: How the text becomes records.
+        valid: A text of one's own to tune on; by default whole documents are held out, with their near duplicates.
         test: A text of one's own to measure on.
-        minutes: How long it may take, about; by default all text is used.
-        overhead: What the memory may take of a token's time, as a share of what the LM takes. By default 0.02.
-        budget: Instead: the fastest memory within so much perplexity of the vanilla kNN-LM.
-        store_all: Add the held-out documents to the memory in the end.
         restart: Throw an unfinished fit away first. Without it, the same call resumes where it stopped.
         reporter: Whom to tell of the progress.
 
-    Returns:
-        What the memory holds, what was chosen, and how well it does on documents that it has not seen.
-
     Example:
-        >>> found = nearlm.fit("smollm2-135m", "docs/", "ready")
+        >>> found = nearlm.fit("smollm2-135m", "docs/", "ready", nearlm.FitOptions(overhead=0.5))
         >>> knnlm = nearlm.KNNLM.load("ready")
     """
-    if minutes is not None and not 0 < minutes < 1e6:
-        raise OptionError(f"`minutes` is {minutes}, expected more than 0")
-    rule = Rule.of(overhead, budget)
     own = {name: TextSource.of(given) for name, given in ((VALID, valid), (TEST, test)) if given is not None}
-    fitting = _Fitting(store_folder(out), TextSource.of(text), own, options, rule, minutes, store_all, reporter)
-    return fitting.run(model, restart)
+    return _Fitting(store_folder(out), TextSource.of(text), own, options, build_options, reporter).run(model, restart)
 
 
 class _Fitting:
@@ -108,19 +92,15 @@ class _Fitting:
         folder: Path,
         source: TextSource,
         own: dict[str, TextSource],
-        options: BuildOptions,
-        rule: Rule,
-        minutes: float | None,
-        store_all: bool,
+        options: FitOptions,
+        build_options: BuildOptions,
         reporter: Reporter,
     ):
         self.folder = folder
         self.source = source
         self.own = own
         self.options = options
-        self.rule = rule
-        self.minutes = minutes
-        self.store_all = store_all
+        self.build_options = build_options
         self.reporter = reporter
         self.started = time.monotonic()
         self.layout = Layout(folder)
@@ -133,10 +113,10 @@ class _Fitting:
         texts = {"text": self.source, **self.own}
         return {
             "texts": {name: [one.open().labels, one.field, one.glob, one.max_tokens] for name, one in texts.items()},
-            "options": asdict(self.options),
-            **self.rule.values,
-            "minutes": self.minutes,
-            "all": self.store_all,
+            **self.options.rule.values,
+            "minutes": self.options.minutes,
+            "all": self.options.all,
+            "options": asdict(self.build_options),
         }
 
     def run(self, model: str | ModelSpec | LM | None, restart: bool) -> Fit:
@@ -157,6 +137,8 @@ class _Fitting:
 
     def _check(self, restart: bool) -> None:
         """Refuse, before the work, texts and places that will not do."""
+        if not self.build_options.wants_keys:
+            raise OptionError("`keys` is none, but a fit makes keys; leave it out, or use `nearlm build`")
         for one in (self.source, *self.own.values()):
             if not one.open().repeatable:
                 raise TextError("a text that can be read only once, such as - (stdin), cannot be fitted; use a file")
@@ -193,17 +175,17 @@ class _Fitting:
             return load_lm(Datastore.open(self.folder), model)
         if model is None:
             raise OptionError("no model was given; name one with `model`")
-        return model if isinstance(model, LM) else LM.load(model, key_tap=self.options.key_tap or FFN)
+        return model if isinstance(model, LM) else LM.load(model, key_tap=self.build_options.key_tap or FFN)
 
     def _fit(self, lm: LM, known: Split) -> Fit:
-        window = self.options.resolve_options(lm, None).window or 1
+        window = self.build_options.resolve_options(lm, None).window or 1
         speed = self.job.once("speed", Speed, lambda: measure_speed(lm, self.source.open(), window))
         held, split = self._hold_out(lm, known, speed)
         store = self._build(lm, held)
         valid = self._read(lm, store, held, split, VALID)
         chosen = self.job.once("chosen", Chosen, lambda: self._choose(store, valid, lm, held, speed))
         measured = self._measure(lm, self._read(lm, store, held, split, TEST))
-        if self.store_all:
+        if self.options.all:
             split = self._store_all(lm, held, split)
         found = self._sum_up(held, valid, chosen, measured)
         write_fit(self.layout.fit, canonical_hash(self.request), split, found)
@@ -227,7 +209,9 @@ class _Fitting:
         return held, Split.from_array(table(held.rows).open(), held.block)
 
     def _amounts(self, speed: Speed, characters: int) -> Amounts:
-        seconds = None if self.minutes is None else 60 * self.minutes - (time.monotonic() - self.started)
+        seconds = (
+            None if self.options.minutes is None else 60 * self.options.minutes - (time.monotonic() - self.started)
+        )
         return plan_amounts(speed, characters, seconds, self.source.max_tokens)
 
     def _announce(self, lm: LM, held: HeldOut, speed: Speed) -> None:
@@ -251,14 +235,16 @@ class _Fitting:
 
     def _build(self, lm: LM, held: HeldOut) -> Datastore:
         """Build the store of the documents that are new, or add them."""
-        text = Selection.of_text(self.source, held.new, held.block)
-        if self.layout.is_store and not self.layout.build_job.started and not held.new:
-            store = Datastore.open(self.folder)
-        else:
-            grown = self.job.once("grown", bool, lambda: self.layout.is_store)
-            options = BuildOptions() if grown else self.options
-            store = build(lm, text, self.folder, options, append=grown, reporter=self.reporter)
-        build_index(store, AUTO, name=DEFAULT, reporter=self.reporter)
+        grows = self.job.once("grows", bool, lambda: self.layout.is_store)
+
+        def add() -> bool:
+            text = Selection.of_text(self.source, held.new, held.block)
+            options = BuildOptions() if grows else self.build_options
+            build(lm, text, self.folder, options, append=grows, reporter=self.reporter)
+            return True
+
+        if held.new or not grows:
+            self.job.once("built", bool, add)
         return Datastore.open(self.folder)
 
     def _read(self, lm: LM, store: Datastore, held: HeldOut, split: Split, part: str) -> TokenText | None:
@@ -274,8 +260,9 @@ class _Fitting:
         return cache_text(source, lm.tokenizer, store.reading(), self.reporter)
 
     def _choose(self, store: Datastore, valid: TokenText | None, lm: LM, held: HeldOut, speed: Speed) -> Chosen:
+        build_index(store, AUTO, name=DEFAULT, reporter=self.reporter)
         ways = held.amounts.ways
-        return choose_memory(store, valid, lm, self.job, self.rule, ways, speed.seconds, self.reporter)
+        return make_memory(store, valid, lm, self.job, self.options.rule, ways, speed.seconds, self.reporter)
 
     def _measure(self, lm: LM, text: TokenText | None) -> _Measured | None:
         """Score the unseen text and continue a passage of it."""
@@ -305,7 +292,7 @@ class _Fitting:
         notes = [*held.notes, *chosen.notes]
         if measured is None:
             notes.append("nothing could be measured: there is too little text to hold some out")
-        if self.store_all:
+        if self.options.all:
             notes.append("what was held out has been added since it was measured")
         made = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
         return Fit(

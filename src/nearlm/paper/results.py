@@ -240,8 +240,7 @@ class Continuation:
     def table(self) -> str:
         """Show both continuations, and the tokens that owe the memory most."""
         lines = [f"{self.prompt} …", f"  without: {self.without!r}", f"  with:    {self.written!r}"]
-        if self.truth:
-            lines.append(f"  true:    {self.truth!r}")
+        lines += [f"  true:    {self.truth!r}"] if self.truth else []
         owed = sorted(self.tokens, key=lambda one: one.p_lm - one.p)[:_SHOWN]
         for one in (token for token in self.tokens if token in owed):
             lines.append(

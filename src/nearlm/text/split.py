@@ -20,6 +20,7 @@ from nearlm.text.sections import cut
 TRAIN, VALID, TEST, ASIDE = PARTS = ("train", "valid", "test", "aside")
 _HELD_OUT = (VALID, TEST)
 _LARGEST = (0.25, 1.0, 4.0)  # of what is wanted, that one family may be; more only if there is nothing else
+_ENOUGH = 0.75  # of what is wanted: the next family may be much more than what is missing
 _MOST = 0.4  # of the text that is held out
 _COLUMNS = 4
 
@@ -167,7 +168,7 @@ def _hold_out(survey: Survey, parts: list[str | None], families: list[list[int]]
         for members in ordered:
             size = sum(survey.sizes[number] for number in members)
             part = min(held, key=lambda part: held[part] / wanted[part], default=TRAIN)
-            if part == TRAIN or held[part] >= wanted[part]:
+            if part == TRAIN or held[part] >= _ENOUGH * wanted[part]:
                 return
             if size > min(room, largest * wanted[part]):
                 left.append(members)
