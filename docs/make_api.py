@@ -22,7 +22,8 @@ GROUPS = {
     "Use it": "KNNLM attach Attachment evaluate push pull",
     "Options": "TextSource ModelSpec BuildOptions SearchSettings FitOptions Training PruneOptions ReduceOptions",
     "Parts": "LM Datastore Retriever Memory faiss_index",
-    "Results and errors": "Fit Tuning Learned Evaluation Choice IndexInfo Continuation Explanation Reporter NearLMError",
+    "Results and errors": "Fit Tuning Learned Evaluation Choice IndexInfo Continuation Explanation Reporter "
+    "NearLMError",
 }
 HEAD = """# Python API
 
