@@ -50,6 +50,16 @@ class HarnessLM(HFLM):  # type: ignore[misc]
         super().__init__(lm.model, tokenizer=lm.tokenizer, **{"add_bos_token": bool(bos), **prefix, **options})
         self.attachment = attach(lm, opened, settings) if memory == "on" else None
 
+    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+        """Score whole texts; the token in front of a window is the BOS already, which the harness would add again."""
+        added = self.add_bos_token
+        self.add_bos_token = False
+        try:
+            found: list[float] = super().loglikelihood_rolling(requests, disable_tqdm)
+        finally:
+            self.add_bos_token = added
+        return found
+
     def close(self) -> None:
         """Take the memory from the model."""
         if self.attachment is not None:
