@@ -9,7 +9,7 @@ from examples import QUICK, Heard
 
 from calls import build, build_index
 from nearlm.base import NearLMWarning, OptionError, StoreError
-from nearlm.mixing import Gate, Memory, Mixture, catch_up, learn_all, verify_mixture
+from nearlm.mixing import Gate, Memory, Mixture, build_infinigram, catch_up, learn_all, verify_mixture
 from nearlm.mixing.mixture import mixture_files
 from nearlm.mixing.network_files import save_trained
 from nearlm.store import Datastore, SearchSettings
@@ -127,6 +127,7 @@ def test_what_was_learned_for_another_index_or_store_is_refused(lm, learned, tmp
     with pytest.warns(NearLMWarning), pytest.raises(OptionError, match="trained with an earlier index"):
         Memory.open(grown, settings).check_model(lm.fingerprint())
     other = build(lm, more, tmp_path / "other", window=64, quiet=True)
+    build_infinigram(other)
     for name in ("mixture", "gate"):
         shutil.copytree(grown.path / name, other.path / name)
     for load in (Mixture.load, Gate.load):
