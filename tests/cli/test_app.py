@@ -295,7 +295,7 @@ def test_a_warning_that_cannot_be_said_does_not_matter(monkeypatch, unbuffered):
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     warned = "lambda *_: [warnings.warn(kind('of something'), stacklevel=1) for kind in (NearLMWarning, UserWarning)]"
     script = (
-        "import sys, warnings; from nearlm.base import NearLMWarning; from nearlm.cli import app\n"
+        "import sys, warnings, nearlm.cli; from nearlm.base import NearLMWarning; app = sys.modules['nearlm.cli.app']\n"
         f"app.app = type('App', (), dict(__call__={warned}))()\n"
         "sys.argv = ['nearlm', 'info', 'x']; app.main()"
     )

@@ -3,14 +3,13 @@
 import shutil
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from examples import QUICK, Heard
 
 from calls import build, build_index
 from nearlm.base import NearLMWarning, OptionError, StoreError
-from nearlm.mixing import Gate, Memory, Mixture, catch_up, learn_all, verify_mixture
+from nearlm.mixing import Gate, Memory, Mixture, build_infinigram, catch_up, learn_all, verify_mixture
 from nearlm.mixing.mixture import mixture_files
 from nearlm.mixing.network_files import save_trained
 from nearlm.store import Datastore, SearchSettings
@@ -124,11 +123,11 @@ def test_what_was_learned_for_another_index_or_store_is_refused(lm, learned, tmp
     store, more = learned
     grown = build(lm, more, store.path, append=True, quiet=True)
     build_index(grown, "IVF8,Flat", nprobe=8, quiet=True)  # trained again: other distances
-    settings = SearchSettings(mixture="default", k=32, knn_temperature=3.0)
+    settings = SearchSettings(mixture="default")
     with pytest.warns(NearLMWarning), pytest.raises(OptionError, match="trained with an earlier index"):
         Memory.open(grown, settings).check_model(lm.fingerprint())
     other = build(lm, more, tmp_path / "other", window=64, quiet=True)
-    other = build(lm, str(Path(more).parent.parent), other.path, append=True, quiet=True, glob="*.txt")
+    build_infinigram(other)
     for name in ("mixture", "gate"):
         shutil.copytree(grown.path / name, other.path / name)
     for load in (Mixture.load, Gate.load):
@@ -155,7 +154,10 @@ def test_keys_for_the_same_text_leave_what_was_learned_of_it(lm, bare, valid_fol
     keyed = build(lm, str(bare.path.parent), store.path, window=64, quiet=True)
     assert len(keyed) and keyed.state.tokens == store.state.tokens and keyed.state.lineage == store.state.lineage
     heard = Heard()
+    broken = keyed.layout.gate("broken")
+    broken.folder.mkdir(parents=True)
+    broken.description.write_text("{}")  # as of another version
     catch_up(keyed, heard)
-    assert len(heard.lines) == 1 and "got its keys, and is used as it is; train it again" in heard.lines[0]
+    assert len(heard.lines) == 1 and "got its keys, and is used as it is; nearlm gate trains again" in heard.lines[0]
     with pytest.warns(NearLMWarning, match="got its keys"):
         assert Memory.open(keyed, SearchSettings(mixture="default")).retriever is None

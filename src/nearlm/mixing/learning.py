@@ -1,16 +1,18 @@
 """Learn all that can be learned for an index from one validation text: λ, T and k, a mixture, and a gate for it."""
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
-from nearlm.base import QUIET, Reporter
+from nearlm.base import QUIET, Reporter, StoreError
 from nearlm.mixing.gate import Gate, verify_gate
+from nearlm.mixing.gate_learning import GateInfo
 from nearlm.mixing.gate_training import Training
 from nearlm.mixing.infinigram_building import build_infinigram
-from nearlm.mixing.mixture import ALL_SOURCES, Mixture, verify_mixture
+from nearlm.mixing.mixture import ALL_SOURCES, Mixture, MixtureInfo, verify_mixture
 from nearlm.mixing.mixture_features import KNN
 from nearlm.mixing.traces import cache_text
-from nearlm.mixing.trained import train_again, what_came_after
+from nearlm.mixing.trained import what_came_after
 from nearlm.mixing.tuning import tune
 from nearlm.model.lm import LM, AnyModel
 from nearlm.search import read_index_info, read_settings
@@ -88,16 +90,26 @@ def catch_up(store: AnyStore, reporter: Reporter = QUIET) -> None:
     if not len(opened) or opened.layout.suffixes.folder.exists():
         build_infinigram(opened.path, reporter)
     for name in opened.indexes:
-        if read_index_info(opened, name).manifest != opened.checksum:
-            named = "" if name == DEFAULT else f" `index={name!r}`"
-            again = f"nearlm index {opened.path}{named}, or build_index()"
-            reporter.say(f"index {name!r} lacks the new records; bring it up to date with: {again}")
+        with contextlib.suppress(StoreError):  # what cannot be read says so when it is used, here and below
+            _say_lacking(opened, name, reporter)
     for kind, names, read in (("mixture", opened.mixtures, verify_mixture), ("gate", opened.gates, verify_gate)):
         for name in names:
-            added = what_came_after(read(opened, name), opened)
-            if added:
-                said = f"{kind} {name!r} was trained before {opened.path} got {added}, and is used as it is"
-                reporter.say(f"{said}; {train_again(opened, name)}")
+            with contextlib.suppress(StoreError):
+                _say_grown(opened, f"{kind} {name!r}", read(opened, name), reporter)
+
+
+def _say_lacking(store: Datastore, index: str, reporter: Reporter) -> None:
+    if read_index_info(store, index).manifest != store.checksum:
+        again = f"nearlm index {store.path}{'' if index == DEFAULT else f' `index={index!r}`'}, or build_index()"
+        reporter.say(f"index {index!r} lacks the new records; bring it up to date with: {again}")
+
+
+def _say_grown(store: Datastore, what: str, info: MixtureInfo | GateInfo, reporter: Reporter) -> None:
+    added = what_came_after(info, store)
+    if added:
+        reporter.say(
+            f"{what} was trained before {store.path} got {added}, and is used as it is; nearlm gate trains again"
+        )
 
 
 def _learn(store: Datastore, text: TokenText, lm: LM, training: Training, sources: str, how: Any) -> Learned:

@@ -204,7 +204,7 @@ def _warn_grown(store: Datastore, mixture: Mixture | None, gate: Gate | None = N
     infinigram = mixture.infinigram if mixture else None
     if infinigram is not None and len(infinigram.tokens) < len(store.tokens):
         known = f"the ∞-gram knows {len(infinigram.tokens):,} of the {len(store.tokens):,} tokens of {store.path}"
-        again = "bring it up to date with build_infinigram(), or by repeating the last `nearlm build`"
+        again = "bring it up to date by repeating the last `nearlm build`, or build_infinigram()"
         warnings.warn(f"{known}; {again}", NearLMWarning, stacklevel=4)
 
 
