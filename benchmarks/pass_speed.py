@@ -1,6 +1,6 @@
 """Time a pass of an LM over a few tokens on a CPU, by how its linear layers keep their weights.
 
-    python benchmarks/pass_speed.py [--model NAME] [--tokens 1,2,4,8,16,64,512] [--context 256] [--seconds 120]
+    python benchmarks/pass_speed.py [--model NAME] [--tokens 1,2,4,8,16,64,512] [--context 256] [--seconds 90]
                                     [--text spdx:test --text-tokens 5000] [--only plain,float32] [--json]
 
 `plain`, `float32` and `float16` are those of `--weights`. The others are not offered, and are here to show why:
@@ -58,7 +58,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--tokens", type=numbers, default=[1, 2, 4, 8, 16, 64, 512, 2048])
     parser.add_argument("--context", type=int, default=256, help="tokens in the cache")
-    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--seconds", type=float, default=90)
     parser.add_argument("--text", help="compute the perplexity on this text")
     parser.add_argument("--text-tokens", type=int, default=5000)
     every = ["plain", "float32", "float16", *OTHERS]

@@ -104,7 +104,8 @@ class Packing:
         return packed is not None and packed.state == _state(module)
 
     def _fits(self, modules: list[nn.Module], kind: str) -> bool:
-        needed = sum(module.weight.numel() for module in modules) * _BYTES[kind]  # type: ignore[union-attr,operator]
+        numbers = [_weight(module).numel() for module in modules]
+        needed = sum(numbers) * _BYTES[kind]
         if self.weights != AUTO:
             check_ram(needed, "packed weights")
             return True
@@ -138,14 +139,20 @@ def _is_conv1d(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
 
 
+def _weight(module: nn.Module) -> nn.Parameter:
+    weight = module._parameters["weight"]
+    assert weight is not None
+    return weight
+
+
 def _state(module: nn.Module) -> list[Any]:
     return [state_of(value) for value in module._parameters.values() if value is not None]
 
 
 def _pack(module: nn.Module, kind: str) -> _Packed:
-    weight: Any = module.weight
+    weight = _weight(module)
     bias: Any = module.bias
-    plain = functools.partial(type(module).forward, module)
+    plain: Callable[..., Tensor] = functools.partial(type(module).forward, module)
     with torch.inference_mode(False), torch.no_grad():
         matrix = weight.t().contiguous() if _is_conv1d(module) else weight.detach()
         multiply = _MULTIPLY[kind](matrix, None if bias is None else bias.detach())
@@ -162,7 +169,7 @@ def _multiply_float32(matrix: Tensor, bias: Tensor | None) -> Multiply:
     """Return oneDNN's product with a matrix, as torch's own compiler uses it."""
     ordered = torch.ops.mkldnn._reorder_linear_weight(matrix)
     multiply = torch.ops.mkldnn._linear_pointwise.default
-    return lambda x: multiply(x, ordered, bias, "none", [], "")  # type: ignore[no-any-return]
+    return lambda x: multiply(x, ordered, bias, "none", [], "")
 
 
 def _multiply_float16(matrix: Tensor, bias: Tensor | None) -> Multiply:
@@ -171,7 +178,7 @@ def _multiply_float16(matrix: Tensor, bias: Tensor | None) -> Multiply:
         return _multiply_float32(matrix, bias)
     ordered = torch.ops.quantized.linear_prepack_fp16(matrix, bias)
     multiply = torch.ops.quantized.linear_dynamic_fp16.default
-    return lambda x: multiply(x, ordered)  # type: ignore[no-any-return]
+    return lambda x: multiply(x, ordered)
 
 
 _MULTIPLY = {FLOAT32: _multiply_float32, FLOAT16: _multiply_float16}
