@@ -119,6 +119,33 @@ def _repeat_kernel(read, windows):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
+def _winner(candidates, counts):  # type: ignore[no-untyped-def]
+    """Return the token of most votes among those of all rows that count, -1 if none does, its votes, and all votes."""
+    best = -1
+    most = 0.0
+    total = 0.0
+    for row in range(len(candidates)):
+        if candidates[row] < 0:
+            counts[row] = 0.0
+        total += counts[row]
+        first = counts[row] > 0  # of its token: the others are counted with it
+        for other in range(row):
+            if counts[other] > 0 and candidates[other] == candidates[row]:
+                first = False
+                break
+        if not first:
+            continue
+        votes = 0.0
+        for other in range(row, len(candidates)):
+            if candidates[other] == candidates[row]:
+                votes += counts[other]
+        if votes > most:
+            most = votes
+            best = candidates[row]
+    return best, most, total
+
+
+@numba.njit(cache=True, nogil=True)
 def _vote_kernel(windows, read, tokens, alike, shares):  # type: ignore[no-untyped-def]
     rows = len(windows)
     lengths = np.zeros(rows, np.int64)
@@ -127,38 +154,17 @@ def _vote_kernel(windows, read, tokens, alike, shares):  # type: ignore[no-untyp
         lengths[row] = _alike(windows[row], BACK - 1, read, min(BACK, len(read)))
         counts[row] = _BASE ** min(lengths[row], _LONGEST)
     for step in range(len(tokens)):
-        best = -1
-        best_votes = 0.0
-        total = 0.0
-        for row in range(rows):
-            token = windows[row, BACK + step]
-            if token < 0 or counts[row] == 0:
-                counts[row] = 0
-                continue
-            total += counts[row]
-            first = True  # of its token: the others are counted with it
-            for other in range(row):
-                if counts[other] > 0 and windows[other, BACK + step] == token:
-                    first = False
-                    break
-            if not first:
-                continue
-            votes = 0.0
-            for other in range(row, rows):
-                if counts[other] > 0 and windows[other, BACK + step] == token:
-                    votes += counts[other]
-            if votes > best_votes:
-                best_votes = votes
-                best = token
+        candidates = windows[:, BACK + step]
+        best, votes, total = _winner(candidates, counts)
         if best < 0:
             return step
         longest = 0
         for row in range(rows):
-            if windows[row, BACK + step] != best:
-                counts[row] = 0
+            if candidates[row] != best:
+                counts[row] = 0.0
             elif counts[row] > 0:
                 longest = max(longest, lengths[row])
         tokens[step] = best
         alike[step] = longest + step
-        shares[step] = best_votes / total
+        shares[step] = votes / total
     return len(tokens)

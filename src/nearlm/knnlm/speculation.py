@@ -87,7 +87,7 @@ class Speculation:
             right = len(written) - 1
             reader.forget(length - right)
             self.passes.append(Pass(length, len(written)))
-            self.drafted += [True] * right + [right < length and written[right] == draft[right]]
+            self.drafted += [True] * right + [right < length and int(written[right]) == int(draft[right])]
             if writer.ended:
                 break
             self.drafter.acceptance.learn(chain, written)
