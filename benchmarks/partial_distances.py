@@ -1,9 +1,8 @@
 """How much of a scan exact partial distances or bounds of whole lists could save, at best: no time is measured.
 
-    python benchmarks/partial_distances.py STORE [--queries 200] [--index default] [--nprobe 8] [--k 1024]
+    python benchmarks/partial_distances.py STORE --text spdx:valid [--queries 200] [--nprobe 8] [--k 1024]
 
-Queries are keys of the store itself plus what separates a key from its nearest neighbour, so that they lie where a
-text's do; a query's own record is left out. The limit is the best there can be, the distance of the k-th neighbour in
+Queries are the LM's own over a text. The limit is the best there can be, the distance of the k-th neighbour in
 the lists that are looked at. A record is saved after so many axes if a lower bound of its distance exceeds the limit:
 `head`, the distance along these axes; `norms`, that and (|q| - |x|)² of the other axes, which costs four more bytes per
 record; `guess`, not exact: the head stands for the whole in proportion to the mean. A list is saved if all of it is
@@ -11,32 +10,34 @@ further away than the limit, by its centroid and radius. "Bytes" is what is read
 """
 
 import argparse
+from typing import Any
 
 import numpy as np
 
+from nearlm.base import Reporter
+from nearlm.mixing import trace_text
 from nearlm.search import Retriever
 from nearlm.store import Datastore
+from nearlm.store.model_files import load_lm
+from nearlm.text import TextSource
 
 
 def decoded(scan, begin: int, end: int, number: int):  # type: ignore[no-untyped-def]
     """Return the records of a list as the scan sees them."""
-    return scan.centroids[number] + scan.centre + scan.scale * scan.lists.codes[begin:end].astype(np.float32)
+    return scan.centroids[number] + scan.centre + scan.scale * scan.lists.codes[begin:end].astype(np.float32)  # 8-bit
 
 
-def queries_of(store: Datastore, index, count: int):  # type: ignore[no-untyped-def]
-    """Return made-up queries: keys, each moved by the difference of two neighbours."""
-    rng = np.random.default_rng(0)
-    keys = index.transform_keys(
-        store.keys.take(np.sort(rng.choice(len(store), 2 * count, replace=False))).astype(np.float32)
-    )
-    near = index.scan.search(keys[:count], 8, 8)[1][:, 7]
-    other = index.transform_keys(store.keys.take(near).astype(np.float32))
-    return (keys[:count] + other) / 2
+def queries_of(store: Datastore, index: Any, text: str, count: int) -> Any:
+    """Return some of the LM's queries over a text, in the space of the index."""
+    keys = trace_text(load_lm(store), store, TextSource((text,)), Reporter()).keys
+    rows = np.sort(np.random.default_rng(0).choice(len(keys), count, replace=False))
+    return index.transform_keys(store.project(np.asarray(keys[rows], np.float32)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store")
+    parser.add_argument("--text", required=True)
     parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--index", default="default")
     parser.add_argument("--nprobe", type=int, default=8)
@@ -46,7 +47,7 @@ def main() -> None:
     index = Retriever(store, options.index).index
     scan = index.scan
     offsets = scan.lists.offsets
-    queries = queries_of(store, index, options.queries)
+    queries = queries_of(store, index, options.text, options.queries)
     width = queries.shape[1]
     axes = [one for one in (16, 32, 64, 96, 128) if one < width]
     saved = {(kind, many): [] for kind in ("head", "norms", "guess") for many in axes}
