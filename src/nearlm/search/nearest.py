@@ -4,7 +4,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import Floats, Ints
+from nearlm.base import Floats, Ids, Ints
 from nearlm.search.visits import Kept, Visits
 
 EVERY = 16  # of the records one is in the sample that a limit is guessed from
@@ -57,7 +57,7 @@ def select(
     limits: Floats,
     visits: Visits,
     offsets: Ints,
-    record_ids: Ints,
+    record_ids: Ids,
     ordered: bool,
     distances: Floats,
     ids: Ints,

@@ -212,5 +212,6 @@ def _scale_and_centre(index: Any) -> tuple[Floats, Floats]:
     """Return per dimension how much a step of a code is worth, and what code 0 (FAISS's middle one) stands for."""
     low, span = faiss.vector_to_array(index.sq.trained).reshape(2, -1)
     levels = 1 << _BITS[index.sq.qtype]
-    scale = span / np.float32(levels - 1)
-    return scale, low + np.float32(levels // 2 + 0.5) * scale
+    scale: Floats = span / np.float32(levels - 1)
+    middle: Floats = low + np.float32(levels // 2 + 0.5) * scale
+    return scale, middle
