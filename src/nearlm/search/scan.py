@@ -210,8 +210,7 @@ class ListScan:
 
 def _scale_and_centre(index: Any) -> tuple[Floats, Floats]:
     """Return per dimension how much a step of a code is worth, and what code 0 (FAISS's middle one) stands for."""
-    low, span = faiss.vector_to_array(index.sq.trained).reshape(2, -1)
+    trained = faiss.vector_to_array(index.sq.trained).reshape(2, -1)
     levels = 1 << _BITS[index.sq.qtype]
-    scale: Floats = span / np.float32(levels - 1)
-    middle: Floats = low + np.float32(levels // 2 + 0.5) * scale
-    return scale, middle
+    scale = trained[1] / np.float32(levels - 1)
+    return scale, trained[0] + np.float32(levels // 2 + 0.5) * scale
