@@ -156,7 +156,7 @@ def stored(store: Datastore, text: Text) -> list[dict[str, object]]:
         row = {
             "keys": name,
             "bytes": store.dim * (2 if span is None else 1),
-            "same neighbours": round(same, 4),
+            "same neighbours": round(float(same), 4),
         }
         row |= {"exact distances": round(text.perplexity(distances, found, values)[0], 3)}
         rows.append(row | {"192 axes, half white": round(text.perplexity(*whitened, values)[0], 3)})
