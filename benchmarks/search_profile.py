@@ -4,14 +4,14 @@
         [--k 1024] [--batches 1 8 128 1024] [--rounds 15] [--against CHECKOUT]
 
 Queries are the LM's own over a text. µs per query, medians over the rounds; "look-up" is of tokens and weights, "p_kNN"
-of one temperature, "Python" what is left. With --against, the scan of another checkout searches the same lists in turn.
+of one temperature, "Python" what is left. Up to 32 queries are searched by one kernel; their parts are those of the
+steps that a batch takes. With --queries other the whole search is timed with other queries each time, which are not in
+the caches. With --against, the scan of another checkout searches the same lists in turn.
 The roofline: a scan must read every list that is probed once per batch, and multiply every query with every record of
 its lists; both are measured alone, with as many threads.
 """
 
 import argparse
-import importlib.util
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,8 +21,9 @@ from typing import Any
 import numba
 import numpy as np
 
+from mixing_profile import Checkout
 from nearlm.base import Reporter
-from nearlm.base.threads import FEW
+from nearlm.base.arrays import FEW
 from nearlm.mixing import trace_text
 from nearlm.mixing.equations import log_p_knn
 from nearlm.search import Retriever
@@ -86,11 +87,7 @@ def search_by_parts(retriever: Retriever, queries: Any, targets: Any, k: int, np
 
 def other_scan(checkout: Path, retriever: Retriever) -> Any:
     """Return the scan of another checkout over the same lists."""
-    path = checkout / "src/nearlm/search/scan.py"
-    spec = importlib.util.spec_from_file_location("other_scan", path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["other_scan"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = Checkout(checkout.resolve()).module("search.scan")
     data = retriever.store.layout.index(retriever.name).data(retriever.info.data)
     return module.ListScan(retriever.index.faiss, module.Lists.open(data, retriever.index.faiss))
 

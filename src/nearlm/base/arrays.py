@@ -21,6 +21,7 @@ Reals = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 Ids = npt.NDArray[np.integer[Any]]
+FEW = 32  # rows that one thread has done before several are awake
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,8 @@ def _with_self(parameters: inspect.Signature) -> inspect.Signature:
 
 def _by_name(parameters: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return all arguments of a call by name, whatever the model calls its `**kwargs`."""
+    if not args:
+        return kwargs
     named = parameters.bind_partial(*args, **kwargs).arguments
     for name, one in parameters.parameters.items():
         if one.kind is one.VAR_KEYWORD:
@@ -156,20 +158,23 @@ def _mix(memory: Memory, logits: Tensor, keys: Tensor, contexts: Contexts | None
     flat = logits.reshape(-1, logits.shape[-1])
     queries = keys.detach().reshape(-1, keys.shape[-1]).float().cpu().numpy()
     parts = []
-    for part in blocks(len(flat), max(1, _SLICE_BYTES // (8 * flat.shape[-1]))):
-        log_lm = flat[part].to(exact).log_softmax(-1)
-        known = Known.of(_statistics(memory, log_lm), None if contexts is None else contexts[part], len(log_lm))
+    size = max(1, _SLICE_BYTES // (8 * flat.shape[-1]))
+    whole = len(flat) <= size
+    for part in blocks(len(flat), size):
+        log_lm, statistics = _read(flat[part].to(exact))
+        known = Known.of(statistics, contexts if contexts is None or whole else contexts[part], len(log_lm))
         parts.append(memory.predict(queries[part], known).log_p_vocabulary(log_lm))
     mixed = parts[0] if len(parts) == 1 else torch.cat([flat[:0].to(exact), *parts])
     return mixed.view(*logits.shape)
 
 
-def _statistics(memory: Memory, log_lm: Tensor) -> LMStatistics | None:
-    """Return what the memory wants to know of the LM, if anything."""
-    if not memory.needs_statistics:
-        return None
-    found = statistics_of(log_lm.detach())
-    return LMStatistics(*(as_array(value) for value in (found.conf, found.ent, found.top)))
+def _read(logits: Tensor) -> tuple[Tensor, LMStatistics]:
+    """Return log p of the LM, and what a memory may want to know of it; log Σ exp comes with that for nothing."""
+    found = statistics_of(logits.detach())
+    statistics = LMStatistics(*(as_array(value) for value in (found.conf, found.ent, found.top)))
+    if logits.requires_grad:
+        return logits.log_softmax(-1), statistics
+    return logits - found.log_total[:, None], statistics
 
 
 def _keep(rows: Tensor, logits: Tensor, kept: int | Tensor, *, picked: bool = False) -> Tensor:

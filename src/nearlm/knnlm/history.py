@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -62,15 +63,29 @@ def ends_of(history: Tensor, new: int) -> Tensor:
 
 def contexts_of(history: Tensor, ends: Tensor) -> Contexts:
     """Return the contexts that end at some places of each row, [rows, n]; they begin after the row's padding."""
-    rows, length = history.shape
     tokens = history.int().cpu().numpy()
-    places = np.arange(length)
-    padding = np.where(tokens < 0, places + 1, 0)
-    begins = np.maximum.accumulate(np.concatenate([np.zeros((rows, 1), np.int64), padding], 1), 1)
-    within = ends.cpu().numpy()
-    offset = np.arange(rows)[:, None] * length
-    first = np.take_along_axis(begins, within, 1)
-    return Contexts(tokens.reshape(-1), (offset + first).reshape(-1), (offset + within).reshape(-1))
+    within = np.ascontiguousarray(ends.cpu().numpy())
+    begins = np.empty(within.size, np.int64)
+    places = np.empty(within.size, np.int64)
+    _places_kernel(tokens, within, begins, places)
+    return Contexts(tokens.reshape(-1), begins, places)
+
+
+@numba.njit(cache=True, nogil=True)
+def _places_kernel(tokens, within, begins, ends):  # type: ignore[no-untyped-def]
+    """Write where contexts begin and end in all rows end to end; they begin after the last padding before their end."""
+    rows, length = tokens.shape
+    new = within.shape[1]
+    for i in range(rows):
+        before = first = -1
+        for j in range(new):
+            begin = within[i, j]
+            while begin > 0 and begin != before and tokens[i, begin - 1] >= 0:
+                begin -= 1
+            first = first if begin == before else begin  # what was found for the context before holds here too
+            before = within[i, j]
+            begins[i * new + j] = i * length + first
+            ends[i * new + j] = i * length + within[i, j]
 
 
 def _following(name: str, change: Callable[[Tensor, Any], Tensor]) -> Callable[[Any, Any], None]:

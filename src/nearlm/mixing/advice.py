@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
 
 from nearlm.base import Doubles, Int32s
-from nearlm.mixing.equations import add_mass
+from nearlm.mixing.equations import add_log, add_mass, on_cpu
 from nearlm.mixing.mixture_features import KNN, SOURCES, Bools, Proposal, experts_of
 from nearlm.search import Neighbors
 
@@ -47,10 +48,31 @@ class Advice:
         out = log_lm + torch.from_numpy(self.log_weights[:, :1]).to(log_lm.device, log_lm.dtype)
         weights = np.exp(self.log_weights)
         for name, place in experts_of(self.sources).items():
-            if name in self.proposals:
-                rows, candidates = self.proposals[name]
-                add_mass(out, candidates.masses(rows, weights[:, place]))
+            proposal = self.proposals.get(name)
+            if proposal is not None:
+                _add(out, proposal, weights[:, place])
         return out
+
+
+def _add(log_p: Tensor, proposal: Proposal, weights: Doubles) -> None:
+    """Add the mass Σ_e w_e p_e of every candidate of a source to rows of a vocabulary, in place."""
+    rows, candidates = proposal
+    if on_cpu(log_p):
+        _add_kernel(log_p.numpy(), tuple(candidates), rows, weights)
+    else:
+        add_mass(log_p, candidates.masses(rows, weights))
+
+
+@numba.njit(cache=True, nogil=True)
+def _add_kernel(log_p, made, rows, weights):  # type: ignore[no-untyped-def]
+    tokens, p, begins, counts, _, _, _ = made
+    for i in range(len(rows)):
+        for j in range(begins[i], begins[i] + counts[i]):
+            mass = 0.0
+            for e in range(p.shape[1]):
+                mass += weights[rows[i], e] * p[j, e]
+            if tokens[j] < log_p.shape[1] and mass > 0:
+                log_p[rows[i], tokens[j]] = add_log(log_p[rows[i], tokens[j]], mass)
 
 
 def log_sum(values: Doubles) -> Doubles:

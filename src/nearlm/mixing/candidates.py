@@ -22,9 +22,9 @@ MAIN = FACTORS.index(1.0)
 MOST_FOLLOWING = 1024  # occurrences of a suffix that are looked at; of more an even sample
 READ_BACK = 2048  # tokens of the text so far that are looked at
 LONGEST_COPY = 24  # tokens of a repeated suffix that count
-_EXPERTS = len(FACTORS)
+EXPERTS = len(FACTORS)
 _LEAST = np.float32(1e-19)  # of the nearest one's mass: the square of less is nothing, and slow to compute with
-_ROWS = 16  # handled by one thread at a time, by plain functions: numba takes writes to `made` in a prange for dead
+CHUNK = 16  # handled by one thread at a time, by plain functions: numba takes writes to `made` in a prange for dead
 _POWERS = 4.0 ** np.arange(LONGEST_COPY + 1)
 
 
@@ -67,7 +67,7 @@ def from_neighbors(near: Neighbors, knn_temperature: float) -> Candidates:
     places = np.empty(near.tokens.shape, np.int32)
     counts = np.empty(len(places), np.int32)
     _place_kernel(near.tokens, places, counts)
-    made = _room(counts, _EXPERTS, 1 + _EXPERTS)
+    made = _room(counts, EXPERTS, 1 + EXPERTS)
     _neighbor_kernel(near.distances, near.tokens, weights, places, 1.0 / knn_temperature, made)
     return Candidates(*made)
 
@@ -81,10 +81,7 @@ def from_infinigram(infinigram: InfiniGram, contexts: Contexts) -> Candidates:
 
 
 def from_text(contexts: Contexts) -> Candidates:
-    """Propose what followed like contexts in the text read so far; measures: the longest match, log of how many.
-
-    A place that has the last n tokens of the context weighs 4^n there.
-    """
+    """Propose what followed like contexts in the text so far, 4^n for n tokens alike; measures: longest, log count."""
     text = np.ascontiguousarray(contexts.tokens)
     matches = np.zeros(len(contexts), np.int64)
     _match_kernel(text, contexts.begins, contexts.ends, matches)
@@ -133,37 +130,44 @@ def _finish(i, count, totals, main, made):  # type: ignore[no-untyped-def]
 @numba.njit(cache=True, parallel=True, nogil=True)
 def _place_kernel(near, places, counts):  # type: ignore[no-untyped-def]
     """Find which of its row's tokens each neighbour has, -1 for no neighbour, and how many tokens there are."""
+    for chunk in numba.prange((len(near) + CHUNK - 1) // CHUNK):
+        place_rows(chunk * CHUNK, near, places, counts)
+
+
+@numba.njit(cache=True)
+def place_rows(first, near, places, counts):  # type: ignore[no-untyped-def]
+    """Find places of a chunk of rows."""
     rows, k = near.shape
-    for chunk in numba.prange((rows + _ROWS - 1) // _ROWS):
-        table = table_for(k)
-        keys = np.empty(k, np.int64)
-        seen = np.empty(k, np.int32)
-        for i in range(chunk * _ROWS, min(chunk * _ROWS + _ROWS, rows)):
-            found = 0
-            for j in range(k):
-                places[i, j] = -1
-                if near[i, j] >= 0:
-                    places[i, j] = place_of(near[i, j], table, keys, seen, found)
-                    found += places[i, j] == found
-            for place in range(found):
-                table[keys[place]] = -1
-            counts[i] = found
+    table = table_for(k)
+    keys = np.empty(k, np.int64)
+    seen = np.empty(k, np.int32)
+    for i in range(first, min(first + CHUNK, rows)):
+        found = 0
+        for j in range(k):
+            places[i, j] = -1
+            if near[i, j] >= 0:
+                places[i, j] = place_of(near[i, j], table, keys, seen, found)
+                found += places[i, j] == found
+        for place in range(found):
+            table[keys[place]] = -1
+        counts[i] = found
 
 
 @numba.njit(cache=True, parallel=True, nogil=True)
 def _neighbor_kernel(distances, near, weights, places, scale, made):  # type: ignore[no-untyped-def]
-    for chunk in numba.prange((len(near) + _ROWS - 1) // _ROWS):
-        _neighbor_rows(chunk * _ROWS, distances, near, weights, places, scale, made)
+    for chunk in numba.prange((len(near) + CHUNK - 1) // CHUNK):
+        neighbor_rows(chunk * CHUNK, distances, near, weights, places, scale, made)
 
 
 @numba.njit(cache=True)
-def _neighbor_rows(first, distances, near, weights, places, scale, made):  # type: ignore[no-untyped-def]
+def neighbor_rows(first, distances, near, weights, places, scale, made):  # type: ignore[no-untyped-def]
+    """Compute p_kNN of a chunk of rows."""
     rows, k = near.shape
     weighted = weights.shape[0] == rows and weights.shape[1] == k
     masses = np.empty(k, np.float32)
-    totals = np.empty(_EXPERTS, np.float64)
+    totals = np.empty(EXPERTS, np.float64)
     all_tokens, all_p, begins, _, _, _, measures = made
-    for i in range(first, min(first + _ROWS, rows)):
+    for i in range(first, min(first + CHUNK, rows)):
         tokens = all_tokens[begins[i] :]
         p = all_p[begins[i] :]
         nearest = _masses(distances[i], near[i], scale / FACTORS[0], masses)
@@ -178,7 +182,7 @@ def _neighbor_rows(first, distances, near, weights, places, scale, made):  # typ
                 count += 1
             mass = masses[j]
             weight = np.float32(weights[i, j]) if weighted else np.float32(1)
-            for e in range(_EXPERTS):
+            for e in range(EXPERTS):
                 p[place, e] += weight * mass
                 mass = mass * mass if mass > _LEAST else np.float32(0)  # the next temperature is half of this one
         _add_up(p[:count], totals)
@@ -216,19 +220,20 @@ def _masses(distances, near, scale, masses):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, parallel=True, nogil=True)
 def _following_kernel(following, found, made):  # type: ignore[no-untyped-def]
-    for chunk in numba.prange((len(found[0]) + _ROWS - 1) // _ROWS):
-        _following_rows(chunk * _ROWS, following, found, made)
+    for chunk in numba.prange((len(found[0]) + CHUNK - 1) // CHUNK):
+        following_rows(chunk * CHUNK, following, found, made)
 
 
 @numba.njit(cache=True)
-def _following_rows(first, following, found, made):  # type: ignore[no-untyped-def]
+def following_rows(first, following, found, made):  # type: ignore[no-untyped-def]
+    """Count what follows the suffixes of a chunk of rows."""
     table = table_for(MOST_FOLLOWING)
     keys = np.empty(MOST_FOLLOWING, np.int64)
     totals = np.empty(1, np.float64)
     lengths, firsts, ends = found
     all_tokens, all_p, begins, _, _, _, measures = made
     begin = begins[first]
-    for i in range(first, min(first + _ROWS, len(lengths))):
+    for i in range(first, min(first + CHUNK, len(lengths))):
         begins[i] = begin  # right after the row before
         tokens = all_tokens[begin:]
         p = all_p[begin:]
@@ -258,30 +263,29 @@ def _following_rows(first, following, found, made):  # type: ignore[no-untyped-d
 
 @numba.njit(cache=True, parallel=True, nogil=True)
 def _match_kernel(text, begins, ends, matches):  # type: ignore[no-untyped-def]
-    """Count where else the last token of each context stands in it."""
     for i in numba.prange(len(ends)):
-        last = ends[i] - 1
-        if last >= begins[i]:
-            matches[i] = _count(text[max(begins[i], last - READ_BACK) : last], text[last])
+        matches[i] = count_matches(text, begins[i], ends[i] - 1)
 
 
 @numba.njit(cache=True)
-def _count(tokens, token):  # type: ignore[no-untyped-def]
+def count_matches(text, begin, last):  # type: ignore[no-untyped-def]
+    """Count where else the last token of a context stands in it."""
     found = np.int32(0)
-    for j in range(len(tokens)):
-        found += np.int32(tokens[j] == token)
+    for j in range(max(begin, last - READ_BACK), last):
+        found += np.int32(text[j] == text[last])
     return found
 
 
 @numba.njit(cache=True, parallel=True, nogil=True)
 def _text_kernel(text, firsts, ends, matches, made):  # type: ignore[no-untyped-def]
-    for chunk in numba.prange((len(ends) + _ROWS - 1) // _ROWS):
-        _text_rows(chunk * _ROWS, text, firsts, ends, matches, made)
+    for chunk in numba.prange((len(ends) + CHUNK - 1) // CHUNK):
+        text_rows(chunk * CHUNK, text, firsts, ends, matches, made)
 
 
 @numba.njit(cache=True)
-def _text_rows(first, text, firsts, ends, matches, made):  # type: ignore[no-untyped-def]
-    rows = slice(first, min(first + _ROWS, len(ends)))
+def text_rows(first, text, firsts, ends, matches, made):  # type: ignore[no-untyped-def]
+    """Weigh what followed like contexts of a chunk of rows."""
+    rows = slice(first, min(first + CHUNK, len(ends)))
     most = matches[rows].max()
     table = table_for(most)
     keys = np.empty(most, np.int64)

@@ -46,11 +46,16 @@ def add_mass(log_p: Tensor, masses: Masses) -> None:
 
     Where nothing is added, log p stays as it is to the bit.
     """
-    if log_p.device.type == "cpu" and not log_p.requires_grad:
+    if on_cpu(log_p):
         _add_kernel(log_p.numpy(), *masses)
         return
     rows, tokens, mass = (torch.from_numpy(one[masses.tokens < log_p.shape[1]]).to(log_p.device) for one in masses)
     log_p[rows, tokens.long()] = log_p[rows, tokens.long()].logaddexp(mass.log().to(log_p.dtype))
+
+
+def on_cpu(log_p: Tensor) -> bool:
+    """Tell whether kernels may change log p in place."""
+    return log_p.device.type == "cpu" and not log_p.requires_grad
 
 
 def mix(log_lm: Reals, log_knn: Reals, lam: float | Reals) -> Doubles:
@@ -164,6 +169,12 @@ def _mass_kernel(distances, near, weights, scale):  # type: ignore[no-untyped-de
 def _add_kernel(log_p, rows, tokens, mass):  # type: ignore[no-untyped-def]
     for m in range(len(mass)):
         if tokens[m] < log_p.shape[1] and mass[m] > 0:
-            one = np.float64(log_p[rows[m], tokens[m]])
-            other = np.log(mass[m])
-            log_p[rows[m], tokens[m]] = max(one, other) + np.log1p(np.exp(-abs(one - other)))
+            log_p[rows[m], tokens[m]] = add_log(log_p[rows[m], tokens[m]], mass[m])
+
+
+@numba.njit(cache=True, inline="always")
+def add_log(log_p, mass):  # type: ignore[no-untyped-def]
+    """Return log(p + mass)."""
+    one = np.float64(log_p)
+    other = np.log(mass)
+    return max(one, other) + np.log1p(np.exp(-abs(one - other)))

@@ -279,7 +279,7 @@ def _compare(context, last, most, tokens, place, depth, alike):  # type: ignore[
 
 
 @numba.njit(cache=True, nogil=True)
-def _match(context, first, last, tokens, depths, order, starts):  # type: ignore[no-untyped-def]
+def match(context, first, last, tokens, depths, order, starts):  # type: ignore[no-untyped-def]
     """Return length, first row and end of the longest suffix of context[first : last + 1] that occurs.
 
     A binary search for the context itself, whose neighbours are the most alike; rows between two are alike in at least
@@ -331,10 +331,10 @@ def _edge(context, last, length, tokens, depths, order, inside, outside, alike):
 @numba.njit(cache=True, nogil=True)
 def _look_up_few_kernel(context, firsts, ends, tokens, depths, order, starts, length, begin, end):  # type: ignore[no-untyped-def]
     for i in range(len(firsts)):
-        length[i], begin[i], end[i] = _match(context, firsts[i], ends[i] - 1, tokens, depths, order, starts)
+        length[i], begin[i], end[i] = match(context, firsts[i], ends[i] - 1, tokens, depths, order, starts)
 
 
 @numba.njit(cache=True, parallel=True, nogil=True)
 def _look_up_kernel(context, firsts, ends, tokens, depths, order, starts, length, begin, end):  # type: ignore[no-untyped-def]
     for i in numba.prange(len(firsts)):
-        length[i], begin[i], end[i] = _match(context, firsts[i], ends[i] - 1, tokens, depths, order, starts)
+        length[i], begin[i], end[i] = match(context, firsts[i], ends[i] - 1, tokens, depths, order, starts)

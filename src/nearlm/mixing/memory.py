@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nearlm.base import NearLMWarning, OptionError, Reals
-from nearlm.base.threads import threads_for
 from nearlm.mixing.advice import Advice
 from nearlm.mixing.contexts import Contexts
 from nearlm.mixing.equations import warm_up
@@ -141,8 +140,7 @@ class Memory:
         started = time.perf_counter()
         proposals = {}
         if self.mixture is not None:
-            with threads_for(len(known)):
-                proposals = self.mixture.ask(known)
+            proposals = self.mixture.ask(known)
         asked = time.perf_counter()
         lam = np.full(len(queries), self.lam)
         retrieved = np.full(len(queries), self.retriever is not None)
@@ -154,8 +152,7 @@ class Memory:
         searched = time.perf_counter()
         said: Advice | Interpolation = Interpolation(near, retrieved, lam, self.knn_temperature)
         if self.mixture is not None:
-            with threads_for(len(known)):
-                said = self.mixture.weigh(known, proposals, near, retrieved)
+            said = self.mixture.weigh(known, proposals, near, retrieved)
         mixing = asked - started + time.perf_counter() - searched
         return Prediction(said, near, retrieved, Spent(decided - asked, searched - decided, mixing))
 

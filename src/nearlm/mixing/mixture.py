@@ -6,9 +6,11 @@ from functools import cached_property, partial
 import numpy as np
 
 from nearlm.base import QUIET, Json, OptionError, Reporter, StoreError, canonical_hash, files
+from nearlm.base.arrays import FEW
 from nearlm.base.records import FileInfo
 from nearlm.mixing.advice import Advice, there_of
 from nearlm.mixing.candidates import from_neighbors
+from nearlm.mixing.few_contexts import few_log_weights, few_neighbors, few_proposals
 from nearlm.mixing.infinigram import InfiniGram, build_infinigram
 from nearlm.mixing.mixture_features import (
     KNN,
@@ -159,16 +161,22 @@ class Mixture:
 
     def ask(self, known: Known) -> dict[str, Proposal]:
         """Ask the sources that need no search."""
-        return propose(self.info.sources, known, self.infinigram)
+        make = few_proposals if len(known) <= FEW else propose
+        return make(self.info.sources, known, self.infinigram)
 
     def weigh(self, known: Known, proposals: dict[str, Proposal], near: Neighbors | None, retrieved: Bools) -> Advice:
         """Weigh what sources propose and, of the contexts that retrieved, the neighbours."""
         sources = self.info.sources
+        few = len(known) <= FEW
         if near is not None and KNN in sources:
-            found = Proposal(np.flatnonzero(retrieved), from_neighbors(near, self.knn_temperature))
+            make = few_neighbors if few else from_neighbors
+            found = Proposal(np.flatnonzero(retrieved), make(near, self.knn_temperature))
             proposals = {KNN: found, **proposals}
-        there = there_of(sources, proposals, len(retrieved))
-        log_weights = self._weigher.log_weights(features_of(sources, known, proposals), there)
+        if few and isinstance(self._weigher, Weigher):
+            log_weights = few_log_weights(sources, known, proposals, self._weigher)
+        else:
+            there = there_of(sources, proposals, len(retrieved))
+            log_weights = self._weigher.log_weights(features_of(sources, known, proposals), there)
         return Advice(sources, proposals, log_weights, near, retrieved)
 
     def check(self, retriever: Retriever | None, settings: SearchSettings, fingerprint: str) -> None:

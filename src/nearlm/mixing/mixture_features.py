@@ -1,6 +1,7 @@
 """What a mixture's network looks at: the LM's statistics, and what each source proposes for a context."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numba
@@ -97,23 +98,29 @@ def features_of(sources: tuple[str, ...], known: Known, proposals: dict[str, Pro
     A source that was not asked, or found nothing, has zeros.
     """
     features = np.zeros((len(known), width_of(sources)), np.float32)
-    features[:, 0] = known.conf
-    features[:, 1] = np.log(np.maximum(known.conf, 1e-6))
-    features[:, 2] = known.ent
+    describe_lm(known.conf, known.ent, features)
     favourites = np.full((len(known), len(sources)), -1, np.int32)
     for at, name in enumerate(sources):
         if name in proposals:
             favourites[proposals[name].rows, at] = proposals[name].candidates.favourites
-    begin = 3
-    agreement = width_of(sources) - len(sources) * (len(sources) - 1)
-    for at, name in enumerate(sources):
+    for name, places in zip(sources, source_places(sources), strict=True):
         if name in proposals:
-            places = (at, SOURCES[name].main, begin, agreement)
             rows, candidates = proposals[name]
             _source_kernel(rows, tuple(candidates), known.top, favourites, places, features)
+    return features
+
+
+@lru_cache
+def source_places(sources: tuple[str, ...]) -> tuple[tuple[int, int, int, int], ...]:
+    """Return of each source its number, its main expert, and where its features and those of agreement begin."""
+    begin = 3
+    agreement = width_of(sources) - len(sources) * (len(sources) - 1)
+    places = []
+    for at, name in enumerate(sources):
+        places.append((at, SOURCES[name].main, begin, agreement))
         begin += SOURCES[name].width
         agreement += len(sources) - 1
-    return features
+    return tuple(places)
 
 
 @numba.njit(cache=True)
@@ -122,38 +129,51 @@ def _soft(p):  # type: ignore[no-untyped-def]
     return np.log((p + np.float32(1e-3)) / (1 - p + np.float32(1e-3)))
 
 
+@numba.njit(cache=True, nogil=True)
+def describe_lm(conf, ent, features):  # type: ignore[no-untyped-def]
+    """Describe what the LM says of contexts."""
+    for i in range(len(conf)):
+        features[i, 0] = conf[i]
+        features[i, 1] = np.log(max(conf[i], np.float32(1e-6)))
+        features[i, 2] = ent[i]
+
+
 @numba.njit(cache=True, parallel=True, nogil=True)
 def _source_kernel(rows, made, top, favourites, places, features):  # type: ignore[no-untyped-def]
+    for i in numba.prange(len(rows)):
+        describe(i, rows[i], made, top, favourites, places, features)
+
+
+@numba.njit(cache=True)
+def describe(i, row, made, top, favourites, places, features):  # type: ignore[no-untyped-def]
     """Describe what a source proposes, and what it gives to the LM's likeliest token and to others' favourites."""
     own, main, begin, agreement = places
     all_tokens, all_p, begins, counts, _, largest, measures = made
     experts = all_p.shape[1]
-    for i in numba.prange(len(rows)):
-        row = rows[i]
-        if counts[i] == 0:
+    if counts[i] == 0:
+        return
+    first = begins[i]
+    tokens = all_tokens[first : first + counts[i]]
+    features[row, begin] = 1
+    features[row, begin + 1] = np.log1p(np.float32(counts[i]))
+    column = begin + 2
+    for m in range(measures.shape[1]):
+        features[row, column + m] = measures[i, m]
+    column += measures.shape[1]
+    agreed = find(tokens, top[row])
+    for e in range(experts):
+        features[row, column + e] = _soft(largest[i, e])
+        p = all_p[first + agreed, e] if agreed >= 0 else np.float32(0)
+        features[row, column + experts + e] = _soft(p)
+    pair = agreement
+    for other in range(favourites.shape[1]):
+        if other == own:
             continue
-        first = begins[i]
-        tokens = all_tokens[first : first + counts[i]]
-        features[row, begin] = 1
-        features[row, begin + 1] = np.log1p(np.float32(counts[i]))
-        column = begin + 2
-        for m in range(measures.shape[1]):
-            features[row, column + m] = measures[i, m]
-        column += measures.shape[1]
-        agreed = find(tokens, top[row])
-        for e in range(experts):
-            features[row, column + e] = _soft(largest[i, e])
-            p = all_p[first + agreed, e] if agreed >= 0 else np.float32(0)
-            features[row, column + experts + e] = _soft(p)
-        pair = agreement
-        for other in range(favourites.shape[1]):
-            if other == own:
-                continue
-            if favourites[row, other] >= 0:
-                place = find(tokens, favourites[row, other])
-                p = all_p[first + place, main] if place >= 0 else np.float32(0)
-                features[row, pair] = _soft(p)
-            pair += 1
+        if favourites[row, other] >= 0:
+            place = find(tokens, favourites[row, other])
+            p = all_p[first + place, main] if place >= 0 else np.float32(0)
+            features[row, pair] = _soft(p)
+        pair += 1
 
 
 def columns_with(source: str, sources: tuple[str, ...]) -> Ints:

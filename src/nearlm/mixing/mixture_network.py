@@ -82,22 +82,28 @@ def mixture_loss(log_weights: Tensor, log_p: Tensor) -> Tensor:
 
 @numba.njit(cache=True, parallel=True, nogil=True)
 def _network_kernel(features, there, network, out):  # type: ignore[no-untyped-def]
-    rows, width = features.shape
+    for chunk in numba.prange((len(features) + _ROWS - 1) // _ROWS):
+        network_rows(chunk * _ROWS, min(chunk * _ROWS + _ROWS, len(features)), features, there, network, out)
+
+
+@numba.njit(cache=True)
+def network_rows(begin, end, features, there, network, out):  # type: ignore[no-untyped-def]
+    """Weigh some rows, one after the other."""
+    width = features.shape[1]
     mean, scale, first_weights, first_bias, second_weights, second_bias, last_weights, last_bias = network
-    for chunk in numba.prange((rows + _ROWS - 1) // _ROWS):
-        scaled = np.empty(width, np.float32)
-        first = np.empty(len(first_bias), np.float32)
-        second = np.empty(len(second_bias), np.float32)
-        scores = np.empty(len(last_bias), np.float32)
-        for i in range(chunk * _ROWS, min(chunk * _ROWS + _ROWS, rows)):
-            for j in range(width):
-                scaled[j] = min(max((features[i, j] - mean[j]) * scale[j], -_CLIP), _CLIP)
-            _layer(scaled, first_weights, first_bias, first)
-            _relu(first)
-            _layer(first, second_weights, second_bias, second)
-            _relu(second)
-            _layer(second, last_weights, last_bias, scores)
-            _log_softmax(scores, there[i], out[i])
+    scaled = np.empty(width, np.float32)
+    first = np.empty(len(first_bias), np.float32)
+    second = np.empty(len(second_bias), np.float32)
+    scores = np.empty(len(last_bias), np.float32)
+    for i in range(begin, end):
+        for j in range(width):
+            scaled[j] = min(max((features[i, j] - mean[j]) * scale[j], -_CLIP), _CLIP)
+        _layer(scaled, first_weights, first_bias, first)
+        _relu(first)
+        _layer(first, second_weights, second_bias, second)
+        _relu(second)
+        _layer(second, last_weights, last_bias, scores)
+        _log_softmax(scores, there[i], out[i])
 
 
 @numba.njit(cache=True)

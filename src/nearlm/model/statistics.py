@@ -1,13 +1,16 @@
 """What the rows of an LM's logits say of themselves: log Σ exp, the largest p, the entropy, the likeliest token."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 from torch import Tensor
 
-from nearlm.base.threads import threads_for
+from nearlm.base.arrays import FEW
 
 _BLOCK = 1024  # logits at a time, which stay in the first cache
 _LOWEST = np.float32(-87)  # exp of less is no normal float32
@@ -33,8 +36,8 @@ def statistics_of(logits: Tensor) -> Statistics:
     values = logits.contiguous().numpy()
     top = values.argmax(-1)
     sums = np.empty((3, len(values)), np.float32)
-    with threads_for(len(values)):
-        _statistics_kernel(values, top, *sums)
+    kernel = _few_kernel if len(values) <= FEW else _statistics_kernel
+    kernel(values, top, *sums)
     log_total, conf, ent = torch.from_numpy(sums)
     return Statistics(log_total, conf, ent, torch.from_numpy(top))
 
@@ -51,11 +54,19 @@ def _by_torch(logits: Tensor) -> Statistics:
 @numba.njit(cache=True, parallel=True, nogil=True)
 def _statistics_kernel(logits, top, log_total, conf, ent):  # type: ignore[no-untyped-def]
     for i in numba.prange(len(logits)):
-        largest = logits[i, top[i]]
-        total, product = _sum(logits[i], largest)
-        log_total[i] = np.log(total) + largest
-        conf[i] = 1 / total
-        ent[i] = np.log(total) - product / total
+        log_total[i], conf[i], ent[i] = _describe(logits[i], logits[i, top[i]])
+
+
+@numba.njit(cache=True, nogil=True)
+def _few_kernel(logits, top, log_total, conf, ent):  # type: ignore[no-untyped-def]
+    for i in range(len(logits)):
+        log_total[i], conf[i], ent[i] = _describe(logits[i], logits[i, top[i]])
+
+
+@numba.njit(cache=True)
+def _describe(logits, largest):  # type: ignore[no-untyped-def]
+    total, product = _sum(logits, largest)
+    return np.log(total) + largest, 1 / total, np.log(total) - product / total
 
 
 @numba.njit(cache=True, fastmath={"reassoc", "contract", "nnan", "nsz"})
@@ -65,28 +76,39 @@ def _sum(logits, largest):  # type: ignore[no-untyped-def]
     exp(x) = 2^n exp(r) with a whole n and |r| ≤ ln 2 / 2: its exponent's bits are n, and few terms of the series do
     for r. Unlike calls of exp, these are computed for many at once.
     """
-    bits = np.empty(_BLOCK, np.int32)
-    powers = bits.view(np.float32)
-    rest = np.empty(_BLOCK, np.float32)
     total = np.float64(0)
     product = np.float64(0)
     for start in range(0, len(logits), _BLOCK):
         here = logits[start : start + _BLOCK]
-        for j in range(len(here)):
-            x = max(here[j] - largest, _LOWEST)
-            n = np.floor(x * _LOG2_E + np.float32(0.5))
-            bits[j] = (np.int32(n) + 127) << 23
-            rest[j] = (x - n * _LN_2) - n * _LN_2_REST
         some = np.float32(0)
         some_product = np.float32(0)
         for j in range(len(here)):
-            r = rest[j]
-            p = _TERMS[6]
-            for term in range(5, -1, -1):
-                p = p * r + _TERMS[term]
-            p *= powers[j]
+            x = max(here[j] - largest, _LOWEST)
+            n = np.floor(x * _LOG2_E + np.float32(0.5))
+            r = (x - n * _LN_2) - n * _LN_2_REST
+            p = _series(r) * _power_of_two(np.int32(n))
             some += p
-            some_product += p * max(here[j] - largest, _LOWEST)
+            some_product += p * x
         total += some
         product += some_product
     return total, product
+
+
+@numba.njit(cache=True, inline="always")
+def _series(r):  # type: ignore[no-untyped-def]
+    """Return the first terms of exp(r)."""
+    p = _TERMS[6]
+    for term in range(5, -1, -1):
+        p = p * r + _TERMS[term]
+    return p
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _power_of_two(context: Any, n: Any) -> Any:
+    """Return 2^n as the float32 whose exponent's bits are n."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bits = builder.shl(builder.add(arguments[0], ir.IntType(32)(127)), ir.IntType(32)(23))
+        return builder.bitcast(bits, ir.FloatType())
+
+    return types.float32(types.int32), codegen

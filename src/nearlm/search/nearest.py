@@ -84,7 +84,8 @@ def guess_limit(sample, k, candidates):  # type: ignore[no-untyped-def]
     rank = k / EVERY
     taken = int(rank + 3 * np.sqrt(rank) + 3)
     if 2 * k <= candidates and taken < len(sample):
-        return _smallest(sample, taken)
+        limit = _kth(sample, taken)[0]
+        return limit if limit < np.inf else np.float32(np.inf)  # an index may hold what is no number
     return np.float32(np.inf)
 
 
@@ -130,49 +131,62 @@ def write_nearest(values, places, record_ids, ordered, distances, ids):  # type:
 @numba.njit(cache=True)
 def _nearest(values, places, k):  # type: ignore[no-untyped-def]
     """Move the k nearest of some candidates to the front, in their order."""
-    kth = _smallest(values, k)
-    ties = k
-    for value in values:
-        ties -= value < kth
+    kth, ties = _kth(values, k)
     taken = 0
     for j in range(len(values)):
         value = values[j]
-        tied = value == kth and ties > 0
+        tied = (value == kth) & (ties > 0)
         values[taken] = value
         places[taken] = places[j]
-        taken += value < kth or tied
+        taken += (value < kth) | tied
         ties -= tied
     return min(taken, k)
 
 
 @numba.njit(cache=True)
-def _smallest(values, k):  # type: ignore[no-untyped-def]
-    """Return the k-th smallest value: count them into bins, then sort only the bin that holds it."""
-    low = values[0]
-    high = values[0]
-    for value in values:
-        low = min(low, value)
-        high = max(high, value)
-    if not low < high:
-        return low
-    scale = np.float32(_BINS - 1) / (high - low)
+def _kth(values, k):  # type: ignore[no-untyped-def]
+    """Return the k-th smallest value, and how many that are equal to it are among the k smallest.
+
+    Values are counted into bins, by the bits of their floats, and only the bin that holds it is sorted.
+    """
+    bins = np.empty(len(values), np.int32)
     counts = np.zeros(_BINS, np.int32)
-    for value in values:
-        counts[_bin(value, low, scale)] += 1
+    _fill_bins(values.view(np.int32), bins)
+    for j in range(len(bins)):
+        counts[bins[j]] += 1
     chosen = 0
     while counts[chosen] < k:
         k -= counts[chosen]
         chosen += 1
-    inside = np.empty(counts[chosen] + 1, np.float32)
+    inside = np.empty(counts[chosen], np.float32)
     taken = 0
-    for value in values:
-        inside[taken] = value
-        taken += _bin(value, low, scale) == chosen
-    return np.sort(inside[:taken])[k - 1]
+    for j in range(len(bins)):
+        if bins[j] == chosen:
+            inside[taken] = values[j]
+            taken += 1
+    inside.sort()
+    ties = 1
+    while ties < k and inside[k - 1 - ties] == inside[k - 1]:
+        ties += 1
+    return inside[k - 1], ties
+
+
+@numba.njit(cache=True)
+def _fill_bins(bits, bins):  # type: ignore[no-untyped-def]
+    """Write the bins of floats of these bits, each as wide as the others by their bits."""
+    low = high = _ordered(bits[0])
+    for j in range(len(bits)):
+        one = _ordered(bits[j])
+        low = one if one < low else low
+        high = one if one > high else high
+    shift = 0
+    while (np.int64(high) - low) >> shift >= _BINS:
+        shift += 1
+    for j in range(len(bits)):
+        bins[j] = (np.int64(_ordered(bits[j])) - low) >> shift
 
 
 @numba.njit(cache=True, inline="always")
-def _bin(value, low, scale):  # type: ignore[no-untyped-def]
-    """Return the bin of a value; what is infinite or no number, which an index or a query may hold, is in the last."""
-    place = (value - low) * scale
-    return int(place) if 0 <= place < _BINS else _BINS - 1
+def _ordered(bits):  # type: ignore[no-untyped-def]
+    """Return a number that is larger for a larger float of these bits."""
+    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))

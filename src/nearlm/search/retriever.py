@@ -6,7 +6,7 @@ import numba
 import numpy as np
 
 from nearlm.base import Json, OptionError, Reporter, check_at_least, size, to_json
-from nearlm.base.arrays import Floats, Ids, Int32s, Reals
+from nearlm.base.arrays import FEW, Floats, Ids, Int32s, Reals
 from nearlm.search.index import open_index
 from nearlm.search.kinds import PAPER_K
 from nearlm.search.rescoring import Rescorer
@@ -85,13 +85,14 @@ class Retriever:
 
     def neighbors(self, distances: Floats, ids: Ids) -> Neighbors:
         """Look up the tokens and weights of what a search found."""
+        look_up = _look_up_few if len(ids) <= FEW else _look_up
         tokens = np.empty(ids.shape, np.int32)
-        _look_up(ids, self._values, np.int32(-1), tokens)
+        missing = look_up(ids, self._values, np.int32(-1), tokens)
         weights = None
         if self._weights is not None:
             weights = np.empty(ids.shape, np.int32)
-            _look_up(ids, self._weights, np.int32(0), weights)
-        if ids.size and ids.min() < 0:
+            look_up(ids, self._weights, np.int32(0), weights)
+        if missing:
             distances = np.where(ids >= 0, distances, np.float32(np.inf))
         return Neighbors(distances, tokens, weights, ids)
 
@@ -112,6 +113,25 @@ class Retriever:
 
 @numba.njit(cache=True, parallel=True, nogil=True)
 def _look_up(ids, column, missing, out):  # type: ignore[no-untyped-def]
+    count = 0
     for i in numba.prange(len(ids)):
-        for j in range(ids.shape[1]):
-            out[i, j] = column[ids[i, j]] if ids[i, j] >= 0 else missing
+        count += _look_up_row(ids[i], column, missing, out[i])
+    return count
+
+
+@numba.njit(cache=True, nogil=True)
+def _look_up_few(ids, column, missing, out):  # type: ignore[no-untyped-def]
+    count = 0
+    for i in range(len(ids)):
+        count += _look_up_row(ids[i], column, missing, out[i])
+    return count
+
+
+@numba.njit(cache=True)
+def _look_up_row(ids, column, missing, out):  # type: ignore[no-untyped-def]
+    """Write what a column has for some ids; return how many are -1."""
+    count = 0
+    for j in range(len(ids)):
+        out[j] = column[ids[j]] if ids[j] >= 0 else missing
+        count += ids[j] < 0
+    return count

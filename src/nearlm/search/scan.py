@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nearlm.base import Array, ArrayFile, Floats, Ids, Ints, blocks, files
-from nearlm.base.threads import FEW
-from nearlm.search.few import FewScan
+from nearlm.base.arrays import FEW
+from nearlm.search.few_queries import FewScan
 from nearlm.search.nearest import EVERY, guess_limits, nearest_lists, select
 from nearlm.search.packing import Codes, pack, pack_like_faiss, unpack, unpack_from_faiss
 from nearlm.search.vectors import multiply_matrix
