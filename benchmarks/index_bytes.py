@@ -7,8 +7,9 @@ All kinds have the lists that `auto` chooses and look at as many of them; λ and
 fewer bytes and a lower perplexity, or is as good and faster. µs are of the search alone, k = 1024, in batches of 1024
 and one query at a time. Axes are rotated at random before product and RaBitQ codes, which want them alike.
 
-`--stored` compares stores instead: keys in float16 as they are, and rounded to 8 bits with a scale for each axis, as
-`auto` finds them, with exact distances (1024 candidates re-scored), and how much distances to neighbours change.
+`--stored` compares stores instead: of 100,000 random records, keys in float16 as they are, and rounded to 8 bits with a
+scale for each axis, searched exhaustively: by exact distances (what re-scoring, pruning and reduction see), and on the
+axes of an `auto` index.
 """
 
 import argparse
@@ -18,21 +19,23 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import faiss
 import numpy as np
 
-from index_zoo import rotated_axes, sample_of, tuned
+from index_zoo import rotated_axes, tuned
 from nearlm.base.progress import Reporter
 from nearlm.mixing.equations import perplexity
 from nearlm.mixing.traces import cache_text, trace_lm
 from nearlm.search.index import SearchIndex, read_parts, write_parts
 from nearlm.search.kinds import IndexSpec, choose_index, list_count
+from nearlm.search.linear import principal_axes
 from nearlm.search.training import empty_index, train_index
 from nearlm.store.datastore import Datastore
 from nearlm.store.layout import IndexData
 from nearlm.store.model_files import load_lm
 from nearlm.text import TextSource
 
-K, BLOCK = 1024, 1 << 15
+K, BLOCK, SOME = 1024, 1 << 15, 100_000
 
 
 @dataclass(frozen=True)
@@ -131,38 +134,32 @@ def front(rows: list[dict]) -> None:
         row["front"] = "" if beaten else "*"
 
 
-def stored(store: Datastore, text: Text, folder: Path) -> list[dict[str, object]]:
-    """Compare stored keys in float16 with 8-bit ones."""
-    sample = sample_of(store.keys.take, len(store))
-    widest = np.abs(sample - sample.mean(0)).max(0)
-    middle = sample.mean(0)
-    tight = 4.5 * sample.std(0)
-
-    def rounded(span):  # type: ignore[no-untyped-def]
-        step = np.maximum(span, 1e-9) / 127
-        return lambda ids: np.clip(np.rint((store.keys.take(ids) - middle) / step), -127, 127) * step + middle
-
+def stored(store: Datastore, text: Text) -> list[dict[str, object]]:
+    """Compare stored keys in float16 with 8-bit ones, by exhaustive search of some records."""
+    ids = np.sort(np.random.default_rng(0).choice(len(store), min(len(store), SOME), replace=False))
+    keys = store.keys.take(ids).astype(np.float32)
+    values = store.values.take(ids)
+    middle, spread = keys.mean(0), keys.std(0)
+    widest = np.abs(keys - middle).max(0)
+    axes = principal_axes(keys, min(192, store.dim), -0.25)
+    spans = {"float16": None, "int8, widest": widest, "int8, 6 σ": np.minimum(widest, 6 * spread)}
     rows, exact = [], None
-    kinds = {
-        "float16": store.keys.take,
-        "int8, largest": rounded(widest),
-        "int8, 4.5 σ": rounded(np.minimum(widest, tight)),
-    }
-    for name, keys in kinds.items():
-        index, _, _ = make(Code("SQ8", 192), store, keys, folder)
-        distances, found = search_all(index, text.queries)
-        ppl = text.perplexity(distances, found, store.values[:])[0]
-        again = np.full(distances.shape, np.inf, np.float32)
-        for at, (query, near) in enumerate(zip(text.queries, found, strict=True)):
-            difference = keys(near[near >= 0]).astype(np.float32) - query
-            again[at, near >= 0] = np.einsum("ij,ij->i", difference, difference)
-        rescored = text.perplexity(again, found, store.values[:])[0]
-        exact = (found, again) if exact is None else exact
-        same = np.array_equal(found, exact[0])
-        error = (
-            float(np.median(np.abs(again - exact[1])[np.isfinite(again)] / again[np.isfinite(again)])) if same else None
-        )
-        rows.append({"keys": name, "auto": round(ppl, 3), "exact distances": round(rescored, 3), "median error": error})
+    for name, span in spans.items():
+        kept = keys
+        if span is not None:
+            step = np.maximum(span, 1e-9) / 127
+            kept = np.clip(np.rint((keys - middle) / step), -127, 127) * step + middle
+        distances, found = faiss.knn(text.queries, kept, K)
+        whitened = faiss.knn(axes.apply(text.queries), axes.apply(kept), K)
+        exact = found if exact is None else exact
+        same = np.mean([len(np.intersect1d(a, b)) / K for a, b in zip(found, exact, strict=True)])
+        row = {
+            "keys": name,
+            "bytes": store.dim * (2 if span is None else 1),
+            "same neighbours": round(float(same), 4),
+        }
+        row |= {"exact distances": round(text.perplexity(distances, found, values)[0], 3)}
+        rows.append(row | {"192 axes, half white": round(text.perplexity(*whitened, values)[0], 3)})
         print(rows[-1], flush=True)
     return rows
 
@@ -189,7 +186,7 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         if args.stored:
-            rows = stored(store, text, Path(folder) / "index")
+            rows = stored(store, text)
         else:
             rows = []
             for code in CODES:

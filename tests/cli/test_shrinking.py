@@ -107,6 +107,6 @@ def test_an_index_takes_as_many_bytes_as_it_may(nearlm, store, monkeypatch):
     code, said, _ = nearlm("index", store, "--index", "narrow", "--bytes", 4, "--json", "-q")
     assert code == 0 and json.loads(said)["bytes_per_record"] < narrow["bytes_per_record"]
     code, _, err = nearlm("index", store, "--index", "narrow", "--ram", "1kB")
-    assert code == 1 and "--ram is 1.0 kB, too little for" in err
+    assert code == 2 and "--ram is 1.0 kB, too little for" in err
     code, _, err = nearlm("index", store, "--index", "narrow", "--factory", "paper", "--bytes", 8)
-    assert code == 1 and "--bytes is 8, but only --factory auto goes by it" in err
+    assert code == 2 and "--bytes is 8, but only --factory auto goes by it" in err

@@ -1,7 +1,5 @@
 """What `auto`, `paper`, `flat` and factory strings stand for."""
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -45,12 +43,10 @@ def test_the_automatic_index_has_lists_from_a_thousand_records_on():
     assert choose_index("auto", 15_600, 576).nprobe > 1
 
 
-def test_lists_grow_slowly_and_then_stay_as_they_are():
+def test_lists_are_about_equally_long_at_any_size():
     specs = {n: choose_index("auto", n, 576) for n in np.geomspace(5_000, 10**8, 60).astype(int)}
     lengths = [n / list_count(spec) for n, spec in specs.items()]
-    assert all(later > 0.8 * earlier for earlier, later in itertools.pairwise(lengths))
-    looked_at = [length * spec.nprobe for length, spec in zip(lengths, specs.values(), strict=True)]
-    assert max(looked_at) < 4 * min(looked_at)
+    assert 600 < min(lengths) <= max(lengths) < 1100
     for n, spec in specs.items():
         assert ("_HNSW" in spec.factory) == (list_count(spec) > GRAPH_LISTS), n
 

@@ -33,7 +33,7 @@ def two_level_centroids(keys: Floats, count: int) -> Floats:
 def _share(sizes: Ints, count: int) -> Ints:
     """Divide a number in proportion to sizes, by largest remainders; none gets more than its size."""
     exact = sizes * (count / sizes.sum())
-    shares = np.minimum(exact.astype(np.int64), sizes)
+    shares: Ints = np.minimum(exact.astype(np.int64), sizes)
     while shares.sum() < count:
         room = np.where(shares < sizes, exact - shares, -np.inf)
         missing = min(count - int(shares.sum()), int((shares < sizes).sum()))
@@ -46,7 +46,8 @@ def _cluster(keys: Floats, count: int) -> Floats:
     if count >= len(keys):
         return keys[:count]
     if count == 1:
-        return keys.mean(axis=0, keepdims=True)
+        mean: Floats = keys.mean(axis=0, keepdims=True)
+        return mean
     means = faiss.Kmeans(
         keys.shape[1], count, niter=_ROUNDS, seed=1, min_points_per_centroid=1, max_points_per_centroid=_PER_CENTROID
     )

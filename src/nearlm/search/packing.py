@@ -46,7 +46,8 @@ def pack_like_faiss(codes: npt.NDArray[np.int8], bits: int) -> npt.NDArray[np.ui
     odd = even.copy()
     even[:] = counted[:, 0::2]
     odd[:, : codes.shape[1] // 2] = counted[:, 1::2]
-    return even | (odd << 4)
+    packed: npt.NDArray[np.uint8] = even | (odd << 4)
+    return packed
 
 
 def unpack_from_faiss(raw: npt.NDArray[np.uint8], dim: int, bits: int) -> npt.NDArray[np.int8]:

@@ -210,7 +210,7 @@ class ListScan:
 
 def _scale_and_centre(index: Any) -> tuple[Floats, Floats]:
     """Return per dimension how much a step of a code is worth, and what code 0 (FAISS's middle one) stands for."""
-    low, span = faiss.vector_to_array(index.sq.trained).reshape(2, -1)
+    trained = faiss.vector_to_array(index.sq.trained).reshape(2, -1)
     levels = 1 << _BITS[index.sq.qtype]
-    scale = span / np.float32(levels - 1)
-    return scale, low + np.float32(levels // 2 + 0.5) * scale
+    scale = trained[1] / np.float32(levels - 1)
+    return scale, trained[0] + np.float32(levels // 2 + 0.5) * scale

@@ -28,7 +28,7 @@ def empty_index(spec: IndexSpec, dim: int) -> SearchIndex:
     FAISS shall not warn of few keys, which is all there is, nor spend minutes on an order of product codes that only
     Hamming distances (polysemous search) would use; other distances are the same in any order.
     """
-    made = faiss.index_factory(spec.pca or dim, spec.factory)
+    made: Any = faiss.index_factory(spec.pca or dim, spec.factory)
     if hasattr(made, "do_polysemous_training"):
         made.do_polysemous_training = False
     for part in (made, getattr(made, "pq", made)):
