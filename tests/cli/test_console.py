@@ -5,7 +5,7 @@ import json
 import pytest
 
 from nearlm.base import OptionError
-from nearlm.cli.console import Generation, streamer_for, choose_explained, format_explanation, write_continuation
+from nearlm.cli.console import Generation, _streamer, choose_explained, format_explanation, write_continuation
 from nearlm.cli.options import Output
 from nearlm.knnlm import KNNLM, Explanation
 from nearlm.store import Context, SearchSettings
@@ -125,5 +125,5 @@ def test_options_that_make_no_sense_are_refused(wrong):
 
 
 def test_a_generated_text_cannot_command_a_terminal(capsys):
-    streamer_for(None).on_finalized_text("one\x1b[2J\ttwo\n", stream_end=True)
+    _streamer(None).on_finalized_text("one\x1b[2J\ttwo\n", stream_end=True)
     assert capsys.readouterr().out.startswith("one\\x1b[2J\ttwo\n")
