@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nearlm.base import NearLMError, printable
 from nearlm.cli.app import as_flags
-from nearlm.cli.console import MOST_EXPLAINED, Generation, choose_explained, format_explanation
+from nearlm.cli.console import MOST_EXPLAINED, Generation, _streamer, choose_explained, format_explanation
 
 if TYPE_CHECKING:
     from nearlm.knnlm.dialogue import Dialogue
