@@ -79,7 +79,7 @@ def write_continuation(knnlm: "KNNLM", prompt: str, generation: Generation, outp
     options = generation.options
     streams = generation.beams == 1 and not output.as_json
     if streams:
-        options["streamer"] = streamer_for(tokenizer)
+        options["streamer"] = _streamer(tokenizer)
     made = knnlm.continuations([prompt], chat=generation.chat, draft=generation.draft, **options)[0]
     start = made.prompt
     new = made.tokens
@@ -114,7 +114,7 @@ def _speed(made: "Continuation") -> Json:
     }
 
 
-def streamer_for(tokenizer: Any) -> Any:
+def _streamer(tokenizer: Any) -> Any:
     """Return what prints a text as it comes, but for commands to the terminal in it."""
     from transformers import TextStreamer
 
