@@ -24,8 +24,6 @@ def subprocess_run(*arguments: object, **options) -> subprocess.CompletedProcess
 COMMANDS = """
 fit build index tune generate eval optimize gate reduce prune info verify demo reproduce sweep ablate
 """.split()
-    "fit build index tune generate eval optimize gate reduce prune info verify demo reproduce sweep ablate".split()
-)
 
 
 def test_help_lists_the_commands(nearlm):

@@ -30,7 +30,16 @@ from nearlm.model import FFN, ModelSpec
 from nearlm.model.lm import LM
 from nearlm.optimizer.continuations import Continuation, continue_unseen
 from nearlm.optimizer.fit_choice import Chosen, bring_up_to_date, make_memory
-from nearlm.optimizer.fit_plan import Amounts, FitOptions, Speed, forecast, measure_speed, plan_amounts
+from nearlm.optimizer.fit_plan import (
+    TEST_TOKENS,
+    VALID_TOKENS,
+    Amounts,
+    FitOptions,
+    Speed,
+    forecast,
+    measure_speed,
+    plan_amounts,
+)
 from nearlm.optimizer.fit_record import Fit, read_fit, write_fit
 from nearlm.optimizer.holding_out import HeldOut, hold_out
 from nearlm.optimizer.unseen import Unseen
@@ -221,7 +230,7 @@ class _Fitting:
         parts = [f"{counts.get(TRAIN, 0):,} documents (about {tokens[TRAIN]:,} tokens) to be stored"]
         for part, why in ((VALID, "to tune on"), (TEST, "to measure on")):
             if part in self.own:
-                tokens[part] = getattr(held.amounts, part)
+                tokens[part] = self._most(held, part)
                 parts.append(f"your own text {why}")
             else:
                 parts.append(f"{counts.get(part, 0):,} (about {tokens[part]:,}) held out {why}")
@@ -247,12 +256,17 @@ class _Fitting:
             self.job.once("built", bool, add)
         return Datastore.open(self.folder)
 
+    def _most(self, held: HeldOut, part: str) -> int:
+        """Return how many tokens of a text of the user's own are read: what its source says, or what is worth it."""
+        usual = {VALID: VALID_TOKENS, TEST: TEST_TOKENS}[part]
+        planned = usual if self.options.minutes is None else max(2, getattr(held.amounts, part))
+        return self.own[part].max_tokens or planned
+
     def _read(self, lm: LM, store: Datastore, held: HeldOut, split: Split, part: str) -> TokenText | None:
         """Tokenise a held-out text, if there is one with anything to predict."""
-        most = getattr(held.amounts, part)
         source = self.own.get(part)
         if source is not None:
-            source = source if source.max_tokens else replace(source, max_tokens=max(2, most))
+            source = replace(source, max_tokens=self._most(held, part))
         elif held.counts.get(part):
             source = Selection.of_text(self.source, split.select(part), held.block, gaps=True)
         else:
