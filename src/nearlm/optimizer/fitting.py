@@ -41,7 +41,7 @@ from nearlm.optimizer.fit_plan import (
     plan_amounts,
 )
 from nearlm.optimizer.fit_record import Fit, read_fit, write_fit
-from nearlm.optimizer.holding_out import HeldOut, hold_out
+from nearlm.optimizer.holding_out import HeldOut, hold_out, text_hash
 from nearlm.optimizer.unseen import Unseen
 from nearlm.search import AUTO, build_index
 from nearlm.store import DEFAULT, BuildOptions, Datastore, Layout, begin_or_resume, refuse_foreign
@@ -133,8 +133,8 @@ class _Fitting:
         self._check(restart)
         kept = None if self.job.started else read_fit(self.layout.fit)
         known = kept[1] if kept else Split()
-        if kept and kept[0].request == canonical_hash(self.request) and self._nothing_new(known):
-            self.reporter.say(f"{self.folder} is complete already: it holds all of this text but what is held out")
+        if kept and kept[0].request == canonical_hash(self.request) and kept[0].text == self._text(known):
+            self.reporter.say(f"{self.folder} is complete already: this was asked for, and the text is the same")
             return kept[0].fit
         self.work.mkdir(parents=True, exist_ok=True)
         with files.lock(self.work):
@@ -168,9 +168,9 @@ class _Fitting:
                 files.remove(self.folder)
         self.job.remove_folder()
 
-    def _nothing_new(self, known: Split) -> bool:
-        corpus = self.source.open()
-        return all(passage.key in known.parts for passage in known.passages(corpus))
+    def _text(self, known: Split) -> str:
+        """Return the hash of the text as it is now."""
+        return text_hash(passage.key for passage in known.passages(self.source.open()))
 
     def _change(self, begun: Json) -> str | None:
         """Say what differs from the fit that was begun, if anything does."""
@@ -197,7 +197,7 @@ class _Fitting:
         if self.options.all:
             split = self._store_all(lm, held, split)
         found = self._sum_up(held, valid, chosen, measured)
-        write_fit(self.layout.fit, canonical_hash(self.request), split, found)
+        write_fit(self.layout.fit, canonical_hash(self.request), held.text, split, found)
         return found
 
     def _hold_out(self, lm: LM, known: Split, speed: Speed) -> tuple[HeldOut, Split]:
@@ -221,7 +221,12 @@ class _Fitting:
         seconds = (
             None if self.options.minutes is None else 60 * self.options.minutes - (time.monotonic() - self.started)
         )
-        return plan_amounts(speed, characters, seconds, self.source.max_tokens)
+        most = self.source.max_tokens
+        planned = plan_amounts(speed, characters, seconds, most)
+        if most is None or planned.store is None or not self.layout.is_store:
+            return planned
+        room = most - Datastore.open(self.folder).manifest.tokens
+        return replace(planned, store=max(0, min(planned.store, room)))
 
     def _announce(self, lm: LM, held: HeldOut, speed: Speed) -> None:
         """Say beforehand what will be done and what that takes."""
