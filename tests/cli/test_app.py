@@ -22,14 +22,18 @@ def subprocess_run(*arguments: object, **options) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, timeout=100, **options)
 
 
-COMMANDS = "build index gate generate eval optimize reduce prune info verify tune demo reproduce sweep ablate".split()
+COMMANDS = """
+fit build index gate serve chat generate eval lm-eval optimize reduce prune info verify cache doctor push pull tune demo
+reproduce sweep ablate
+""".split()
 
 
 def test_help_lists_the_commands(nearlm):
     code, out, err = nearlm("--help")
     assert (code, err) == (0, "")
-    assert re.findall(r"^│ (\w+) ", out, re.M) == COMMANDS
+    assert re.findall(r"^│ ([a-z][\w-]+) ", out, re.M) == COMMANDS
     assert re.findall(r"^╭─ (.*?) ─", out, re.M) == [
+        "All in one",
         "Make a memory (in this order)",
         "Use it",
         "Make it smaller and faster",

@@ -20,16 +20,18 @@ SPLIT = Split({b"a" * 16: TRAIN, b"b" * 16: TEST}, {5: TRAIN, -7: TEST}, 400)
 def test_what_is_kept_is_read_again_and_an_old_table_goes(tmp_path):
     place = FitFiles(tmp_path / "fit")
     assert read_fit(place) is None
-    write_fit(place, "request", Split(), FOUND)
-    write_fit(place, "request", SPLIT, FOUND)
+    write_fit(place, "request", "text", Split(), FOUND)
+    write_fit(place, "request", "text", SPLIT, FOUND)
     record, split = read_fit(place)
-    assert (record.fit, record.request, split) == (FOUND, "request", SPLIT) and len(place.all_documents()) == 1
+    assert (record.fit, record.request, record.text, split) == (FOUND, "request", "text", SPLIT) and len(
+        place.all_documents()
+    ) == 1
 
 
 @pytest.mark.parametrize("damage", ["table", "record", "name", "format"])
 def test_what_is_damaged_is_refused(tmp_path, damage):
     place = FitFiles(tmp_path / "fit")
-    write_fit(place, "request", SPLIT, FOUND)
+    write_fit(place, "request", "text", SPLIT, FOUND)
     (table,) = place.all_documents()
     if damage == "table":
         table.write_bytes(table.read_bytes()[:-8] + b"12345678")

@@ -135,8 +135,9 @@ def test_texts_of_ones_own_a_limit_and_a_budget(lm, tmp_path, quick_paper_index)
     assert found.test_documents == 3 and found.left_documents > 5 and 1500 < found.records < 4000
     assert Datastore.open(out).indexes == ["default"]
     left = found.left_documents
-    again = fit(lm, TextSource((str(docs),), max_tokens=1000), out, within, SHORT, **how)
-    assert again.records > found.records and again.left_documents < left
+    assert fit(lm, text, out, within, SHORT, **how) == found  # though documents are left
+    again = fit(lm, TextSource((str(docs),), max_tokens=5000), out, within, SHORT, **how)
+    assert found.records < again.records < 6000 and again.left_documents < left
 
 
 def test_minutes_limit_the_work_and_it_is_said_before(lm, tmp_path, capfd):

@@ -20,7 +20,7 @@ from nearlm import __version__
 from nearlm.cli.help import HelpFormatter, show_default
 
 _COMMANDS = {  # what each takes, what it does, and what a new user may ask
-    "From a text to a ready memory": {
+    "All in one": {
         "fitting:fit": (
             "TEXT... --model MODEL --out STORE",
             "Build, tune and measure a memory of your text, ready to use.",
@@ -29,7 +29,7 @@ _COMMANDS = {  # what each takes, what it does, and what a new user may ask
             "Next: `nearlm generate STORE PROMPT`.",
         ),
     },
-    "Step by step (in this order)": {
+    "Make a memory (in this order)": {
         "stores:build": (
             "TEXT... --model MODEL --out STORE",
             "Run a model over your text once and keep what follows each context.",
@@ -183,6 +183,7 @@ _HELP = (
     "token the model retrieves the nearest contexts, and what followed them is mixed into its own prediction, with "
     "weights that are learned. From a folder of text to a model that knows it:\n\n"
     "  nearlm fit docs/ --model smollm2-135m --out mystore\n"
+    "  nearlm serve mystore\n"
     '  nearlm generate mystore "To install it,"\n\n'
     "Every command takes --help and --debug, which shows the traceback of an error."
 )

@@ -60,24 +60,26 @@ class Fit:
 
 @dataclass(frozen=True)
 class FitRecord:
-    """What `fit.json` says: what was asked for (a hash), how documents are cut, their table, and what was found."""
+    """What `fit.json` says: what was asked for, of which text (hashes), how it is cut, its table, what was found."""
 
     format: int
     request: str
+    text: str
     block: int | None
     rows: int
     files: dict[str, FileInfo]
     fit: Fit
 
 
-def write_fit(place: FitFiles, request: str, split: Split, found: Fit) -> None:
+def write_fit(place: FitFiles, request: str, text: str, split: Split, found: Fit) -> None:
     """Keep what was found and the split, whole or not at all."""
     rows = split.to_array()
     place.folder.mkdir(parents=True, exist_ok=True)
     table = place.documents(f"documents-{files.canonical_hash(rows.tolist())[:8]}.npy", len(rows))
     table.write(rows)
     write_record(
-        place.description, FitRecord(FORMAT, request, split.block, len(rows), FileInfo.by_name([table.path]), found)
+        place.description,
+        FitRecord(FORMAT, request, text, split.block, len(rows), FileInfo.by_name([table.path]), found),
     )
     for path in place.all_documents():
         if path != table.path:

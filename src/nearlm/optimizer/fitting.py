@@ -30,9 +30,18 @@ from nearlm.model import FFN, ModelSpec
 from nearlm.model.lm import LM
 from nearlm.optimizer.continuations import Continuation, continue_unseen
 from nearlm.optimizer.fit_choice import Chosen, bring_up_to_date, make_memory
-from nearlm.optimizer.fit_plan import Amounts, FitOptions, Speed, forecast, measure_speed, plan_amounts
+from nearlm.optimizer.fit_plan import (
+    TEST_TOKENS,
+    VALID_TOKENS,
+    Amounts,
+    FitOptions,
+    Speed,
+    forecast,
+    measure_speed,
+    plan_amounts,
+)
 from nearlm.optimizer.fit_record import Fit, read_fit, write_fit
-from nearlm.optimizer.holding_out import HeldOut, hold_out
+from nearlm.optimizer.holding_out import HeldOut, hold_out, text_hash
 from nearlm.optimizer.unseen import Unseen
 from nearlm.search import AUTO, build_index
 from nearlm.store import DEFAULT, BuildOptions, Datastore, Layout, begin_or_resume, refuse_foreign
@@ -124,8 +133,8 @@ class _Fitting:
         self._check(restart)
         kept = None if self.job.started else read_fit(self.layout.fit)
         known = kept[1] if kept else Split()
-        if kept and kept[0].request == canonical_hash(self.request) and self._nothing_new(known):
-            self.reporter.say(f"{self.folder} is complete already: it holds all of this text but what is held out")
+        if kept and kept[0].request == canonical_hash(self.request) and kept[0].text == self._text(known):
+            self.reporter.say(f"{self.folder} is complete already: this was asked for, and the text is the same")
             return kept[0].fit
         self.work.mkdir(parents=True, exist_ok=True)
         with files.lock(self.work):
@@ -159,9 +168,9 @@ class _Fitting:
                 files.remove(self.folder)
         self.job.remove_folder()
 
-    def _nothing_new(self, known: Split) -> bool:
-        corpus = self.source.open()
-        return all(passage.key in known.parts for passage in known.passages(corpus))
+    def _text(self, known: Split) -> str:
+        """Return the hash of the text as it is now."""
+        return text_hash(passage.key for passage in known.passages(self.source.open()))
 
     def _change(self, begun: Json) -> str | None:
         """Say what differs from the fit that was begun, if anything does."""
@@ -188,7 +197,7 @@ class _Fitting:
         if self.options.all:
             split = self._store_all(lm, held, split)
         found = self._sum_up(held, valid, chosen, measured)
-        write_fit(self.layout.fit, canonical_hash(self.request), split, found)
+        write_fit(self.layout.fit, canonical_hash(self.request), held.text, split, found)
         return found
 
     def _hold_out(self, lm: LM, known: Split, speed: Speed) -> tuple[HeldOut, Split]:
@@ -212,7 +221,12 @@ class _Fitting:
         seconds = (
             None if self.options.minutes is None else 60 * self.options.minutes - (time.monotonic() - self.started)
         )
-        return plan_amounts(speed, characters, seconds, self.source.max_tokens)
+        most = self.source.max_tokens
+        planned = plan_amounts(speed, characters, seconds, most)
+        if most is None or planned.store is None or not self.layout.is_store:
+            return planned
+        room = most - Datastore.open(self.folder).manifest.tokens
+        return replace(planned, store=max(0, min(planned.store, room)))
 
     def _announce(self, lm: LM, held: HeldOut, speed: Speed) -> None:
         """Say beforehand what will be done and what that takes."""
@@ -221,7 +235,7 @@ class _Fitting:
         parts = [f"{counts.get(TRAIN, 0):,} documents (about {tokens[TRAIN]:,} tokens) to be stored"]
         for part, why in ((VALID, "to tune on"), (TEST, "to measure on")):
             if part in self.own:
-                tokens[part] = getattr(held.amounts, part)
+                tokens[part] = self._most(held, part)
                 parts.append(f"your own text {why}")
             else:
                 parts.append(f"{counts.get(part, 0):,} (about {tokens[part]:,}) held out {why}")
@@ -247,12 +261,17 @@ class _Fitting:
             self.job.once("built", bool, add)
         return Datastore.open(self.folder)
 
+    def _most(self, held: HeldOut, part: str) -> int:
+        """Return how many tokens of a text of the user's own are read: what its source says, or what is worth it."""
+        usual = {VALID: VALID_TOKENS, TEST: TEST_TOKENS}[part]
+        planned = usual if self.options.minutes is None else max(2, getattr(held.amounts, part))
+        return self.own[part].max_tokens or planned
+
     def _read(self, lm: LM, store: Datastore, held: HeldOut, split: Split, part: str) -> TokenText | None:
         """Tokenise a held-out text, if there is one with anything to predict."""
-        most = getattr(held.amounts, part)
         source = self.own.get(part)
         if source is not None:
-            source = source if source.max_tokens else replace(source, max_tokens=max(2, most))
+            source = replace(source, max_tokens=self._most(held, part))
         elif held.counts.get(part):
             source = Selection.of_text(self.source, split.select(part), held.block, gaps=True)
         else:

@@ -1,7 +1,8 @@
 """Which documents of a text are stored now, held out, set aside or left for another time."""
 
+import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ _BLOCK = (400, 8000)  # characters, the least and the most
 class HeldOut:
     """Documents and characters of every part that are in the text; what is new; how much is wanted; what to say.
 
-    The table of all documents has so many rows.
+    `text` is a hash of all documents; the table of them has so many rows.
     """
 
     counts: dict[str, int]
@@ -28,6 +29,7 @@ class HeldOut:
     block: int | None
     amounts: Amounts
     notes: tuple[str, ...]
+    text: str
     rows: int
 
     @property
@@ -44,6 +46,11 @@ class HeldOut:
             reporter.say(f"warning: {count:,} × {problem}, e.g. {corpus.examples[problem]}")
         for note in self.notes:
             reporter.say(note)
+
+
+def text_hash(keys: Iterable[bytes]) -> str:
+    """Return what tells the documents of a text, in any order, from those of another."""
+    return hashlib.sha256(b"".join(sorted(keys))).hexdigest()
 
 
 def hold_out(
@@ -124,6 +131,7 @@ def _take(
         block=known.block,
         amounts=amounts,
         notes=notes,
+        text=text_hash(survey.keys),
         rows=len(split.to_array()),
     )
     return held, split
