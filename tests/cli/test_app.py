@@ -38,6 +38,7 @@ def test_help_lists_the_commands(nearlm):
         "Use it",
         "Make it smaller and faster",
         "Look into it",
+        "Share it",
         "The paper's experiments",
         "Options",
     ]
@@ -47,11 +48,11 @@ def test_help_lists_the_commands(nearlm):
 
 def test_help_shows_the_steps_of_the_readme(nearlm):
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    steps = re.findall(r"^nearlm (\w+)", readme.split("## Use")[1].split("```")[1], re.M)
+    quick, slow = (re.findall(r"^nearlm (\w+)", block, re.M) for block in readme.split("## Use")[1].split("```")[1:4:2])
     out = nearlm("--help")[1]
-    assert re.findall(r"^  nearlm (\w+)", out, re.M) == steps
+    assert re.findall(r"^  nearlm (\w+)", out, re.M) == quick
     make = out.split("Make a memory")[1].split("╰")[0]
-    assert re.findall(r"^│ (\w+) ", make, re.M) == steps[:3]
+    assert re.findall(r"^│ (\w+) ", make, re.M) == slow
 
 
 @pytest.mark.parametrize("command", COMMANDS)
