@@ -76,9 +76,10 @@ def test_a_damaged_foreign_or_stale_gate_is_refused(lm, tuned_store, gate, tmp_p
     path.write_bytes(data)
     with pytest.raises(StoreError, match="damaged"):
         Gate.load(tuned_store, "copy")
-    save_trained(place, gate.network, replace(gate.info, store="other"))
-    with pytest.raises(StoreError, match="another state"):
-        Gate.load(tuned_store, "copy")
+    for state in (None, replace(gate.info.state, lineage="other"), replace(gate.info.state, segments=0)):
+        save_trained(place, gate.network, replace(gate.info, store="other", state=state))
+        with pytest.raises(StoreError, match="another state"):
+            Gate.load(tuned_store, "copy")
     described = json.loads((folder / "gate.json").read_text())
     files.write_stamped(folder / "gate.json", {**described, "format": 99})
     with pytest.raises(StoreError, match="format 99"):

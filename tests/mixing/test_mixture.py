@@ -57,9 +57,10 @@ def test_a_damaged_foreign_or_stale_mixture_is_refused(tuned_store, mixture):
     place = mixture_files(tuned_store, "copy")
     save_trained(place, mixture.network, mixture.info)
     Mixture.load(tuned_store, "copy")
-    save_trained(place, mixture.network, replace(mixture.info, store="0" * 64))
-    with pytest.raises(StoreError, match="another state"):
-        Mixture.load(tuned_store, "copy")
+    for state in (None, replace(mixture.info.state, lineage="0" * 64), replace(mixture.info.state, segments=2)):
+        save_trained(place, mixture.network, replace(mixture.info, store="0" * 64, state=state))
+        with pytest.raises(StoreError, match="another state"):
+            Mixture.load(tuned_store, "copy")
     save_trained(place, mixture.network, replace(mixture.info, sources=("knn",)))
     with pytest.raises(StoreError, match="not as nearlm writes it"):
         Mixture.load(tuned_store, "copy")
