@@ -12,7 +12,8 @@ ANY = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
     max_leaves=8,
 )
-NAMES = """model prompt messages text n stop seed temperature top_p max_tokens max_completion_tokens logprobs top_logprobs
+NAMES = """model prompt messages text n stop seed temperature top_p max_tokens max_completion_tokens logprobs
+top_logprobs
 echo stream stream_options nearlm best_of suffix logit_bias user response_format tools role""".split()
 OWN = "explain neighbors memory lam knn_temperature k x".split()
 MOSTLY = {

@@ -77,7 +77,7 @@ def write_continuation(knnlm: "KNNLM", prompt: str, generation: Generation, outp
     options = generation.options
     streams = generation.beams == 1 and not output.as_json
     if streams:
-        options["streamer"] = streamer_for(tokenizer)
+        options["streamer"] = _streamer(tokenizer)
     start, new = knnlm.generate_ids([prompt], chat=generation.chat, **options)[0]
     explained: list[Explanation] = []
     if generation.most_explained != 0:
@@ -96,7 +96,7 @@ def write_continuation(knnlm: "KNNLM", prompt: str, generation: Generation, outp
         print(f"{len(explained) - len(shown)} tokens that owe the memory less are left out; see --explain-all")
 
 
-def streamer_for(tokenizer: Any) -> Any:
+def _streamer(tokenizer: Any) -> Any:
     """Return what prints a text as it comes, but for commands to the terminal in it."""
     from transformers import TextStreamer
 

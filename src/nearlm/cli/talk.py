@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nearlm.base import NearLMError, printable
 from nearlm.cli.app import as_flags
-from nearlm.cli.console import MOST_EXPLAINED, Generation, choose_explained, format_explanation, streamer_for
+from nearlm.cli.console import MOST_EXPLAINED, Generation, _streamer, choose_explained, format_explanation
 
 if TYPE_CHECKING:
     from nearlm.knnlm.dialogue import Dialogue
@@ -31,7 +31,7 @@ def talk(dialogue: "Dialogue", generation: Generation) -> None:
                 if not _obey(dialogue, line):
                     return
             elif line.strip():
-                dialogue.answer(line, **generation.options, streamer=streamer_for(dialogue.knnlm.lm.tokenizer))
+                dialogue.answer(line, **generation.options, streamer=_streamer(dialogue.knnlm.lm.tokenizer))
         except NearLMError as error:
             _say(as_flags(str(error)))
         sys.stdout.flush()

@@ -130,7 +130,7 @@ async def _respond(request: Request, order: Order, stream: bool, with_usage: boo
     if not stream:
         return JSONResponse(await _while_listening(request, answer(order)))
     parts = chunks(order, with_usage)
-    first = await anext(parts)  # what is refused is refused before a stream begins
+    first = await _while_listening(request, anext(parts))  # what is refused is refused before a stream begins
     return StreamingResponse(_lines(first, parts), media_type="text/event-stream")
 
 

@@ -116,9 +116,8 @@ class Catalog:
         engines: dict[Any, tuple[Engine, Vocabulary]] = {}
         served: list[Served] = []
         for store in map(Datastore.open, stores):
-            key = (store.model_spec(), store.manifest.key_tap)
             lm = next((lm for lm in lms if _fits(store, lm)), None)
-            key = id(lm) if lm is not None else key
+            key = (store.model_spec(), store.manifest.key_tap) if lm is None else id(lm)
             if key not in engines:
                 lm = lm or load_lm(store, replace(store.model_spec(), **loading))
                 vocabulary = Vocabulary(lm.tokenizer)

@@ -26,7 +26,7 @@ class Suffix(NamedTuple):
     """The longest suffix of a context in the store's text: its tokens, how often it occurs, and one place after it."""
 
     length: int
-    count: int
+    times: int
     place: int
 
 
@@ -48,7 +48,7 @@ class Trace:
         suffix = None
         if self.suffix is not None:
             document = store.document_of(self.suffix.place)[0]
-            suffix = {"length": self.suffix.length, "count": self.suffix.count, "document": document}
+            suffix = {"length": self.suffix.length, "count": self.suffix.times, "document": document}
         return {
             "token": decode([token]),
             "id": token,

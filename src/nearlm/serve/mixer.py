@@ -70,7 +70,8 @@ class Mixed:
         log_lm = self.log_lm.gather(1, places[:, None])[:, 0].double().cpu().numpy()
         for row, most in enumerate(neighbors):
             if most is not None:
-                found[row] = Trace(*[float(np.exp(log_lm[row]))] * 2)
+                p = float(np.exp(log_lm[row]))
+                found[row] = Trace(p, p)
         for group in self._groups:
             most = max((neighbors[row] or 0 for row in group.rows), default=0)
             if all(neighbors[row] is None for row in group.rows):

@@ -64,7 +64,9 @@ class Past:
         for number in range(len(pieces[0].layers)):
             layer = _Layer()
             parts = [piece.layers[number] for piece in pieces]
-            layer.fill(*(_aligned([part[which] for part in parts], self.width) for which in (0, 1)), self.width)
+            keys = _aligned([part[0] for part in parts], self.width)
+            values = _aligned([part[1] for part in parts], self.width)
+            layer.fill(keys, values, self.width)
             self.cache.layers.append(layer)
 
     def __len__(self) -> int:

@@ -7,7 +7,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from nearlm.serve.sampling import Sampling
 from nearlm.store import SearchSettings
 
-_Finite = {"allow_inf_nan": False}
 _MOST_STOPS = 16
 _LONGEST_STOP = 200
 Stop = Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP)]
@@ -31,11 +30,11 @@ class Extension(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     explain: bool = False
-    neighbors: int = Field(5, ge=0, le=32)
+    neighbors: int = Field(default=5, ge=0, le=32)
     memory: bool = True
-    lam: float | None = Field(None, ge=0, le=1)
-    knn_temperature: float | None = Field(None, gt=0, le=1e9, **_Finite)  # type: ignore[arg-type]
-    k: int | None = Field(None, ge=1, le=4096)
+    lam: float | None = Field(default=None, ge=0, le=1)
+    knn_temperature: float | None = Field(default=None, gt=0, le=1e9, allow_inf_nan=False)
+    k: int | None = Field(default=None, ge=1, le=4096)
 
     @property
     def settings(self) -> SearchSettings:
@@ -46,7 +45,7 @@ class Extension(BaseModel):
 class _Asked(BaseModel):
     """What all requests have."""
 
-    model: str | None = Field(None, max_length=500)
+    model: str | None = Field(default=None, max_length=500)
     nearlm: Extension = Extension()
 
 
@@ -59,12 +58,12 @@ class StreamOptions(BaseModel):
 class _Generated(_Asked):
     """What completions and chats have in common."""
 
-    n: int = Field(1, ge=1, le=128)
+    n: int = Field(default=1, ge=1, le=128)
     stop: Stop | Annotated[list[Stop], Field(max_length=_MOST_STOPS)] | None = None
-    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    max_tokens: int | None = Field(None, ge=0)
+    seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    max_tokens: int | None = Field(default=None, ge=0)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Any = None
@@ -104,8 +103,8 @@ class CompletionRequest(_Generated):
     """POST /v1/completions."""
 
     prompt: str | Ids | list[str] | list[Ids] = Field(union_mode="left_to_right")
-    max_tokens: int | None = Field(16, ge=0)
-    logprobs: int | None = Field(None, ge=0, le=20)
+    max_tokens: int | None = Field(default=16, ge=0)
+    logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = False
 
     @property
@@ -141,9 +140,9 @@ class ChatRequest(_Generated):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1, max_length=1000)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = False
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> "ChatRequest":

@@ -55,8 +55,8 @@ def choose(log_p: Tensor, sampling: Sampling, generator: torch.Generator | None)
 def _nucleus(p: Tensor, top_p: float) -> Tensor:
     """Keep the likeliest tokens that together have a probability of `top_p`, and at least one."""
     ordered, order = p.sort(descending=True)
-    kept = ordered.cumsum(0) - ordered < top_p
-    kept[0] = True
+    kept = torch.ones(len(p), dtype=torch.bool)
+    kept[1:] = ordered.cumsum(0)[:-1] < top_p
     return torch.zeros_like(p).scatter(0, order[kept], ordered[kept])
 
 

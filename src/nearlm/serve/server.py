@@ -1,7 +1,9 @@
 """The server itself: where it listens, and how it ends."""
 
 import ipaddress
+import signal
 import socket
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from nearlm.serve.metrics import Metrics
 from nearlm.store import AnyStore
 
 _SHORTEST_KEY = 16
-_GRACE = 8  # seconds that running requests get after SIGTERM
+GRACE = 8  # seconds that running requests get after SIGTERM
 _CONNECTIONS = 512
 LIMITS = Limits()
 
@@ -27,10 +29,12 @@ class Server(uvicorn.Server):
     catalog: Catalog
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """End when running requests are done."""
+        """End when running requests are done; those that take too long are told so before the connections close."""
         for engine in self.catalog.engines:
             engine.drain()
-        super().handle_exit(sig, frame)
+            threading.Thread(target=engine.close, args=(GRACE - 1.0,), daemon=True).start()
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
 
 
 def serve(
@@ -85,7 +89,7 @@ def make_server(
         proxy_headers=False,
         lifespan="off",
         ws="none",
-        timeout_graceful_shutdown=_GRACE,
+        timeout_graceful_shutdown=GRACE,
         timeout_keep_alive=60,
         limit_concurrency=_CONNECTIONS,
         h11_max_incomplete_event_size=1 << 16,
