@@ -141,14 +141,14 @@ def test_the_sliders_change_the_text(visit, http):
     first = one.write(PROMPT)
     alone, _ = complete(http, model="mem:off")
     memory, _ = complete(http, nearlm={"lam": 1.0})
-    assert len({first, alone, memory}) == 3  # the texts differ, or the sliders would show nothing
+    assert alone not in (first, memory)  # or the sliders would show nothing
     lam = one.find("#lam")
     assert "lam" not in one.bodies[-1]["nearlm"]
     assert lam.get_attribute("aria-valuetext") == "auto (0.40)"
     assert one.after(lambda: lam.press("Home")) == alone
     assert one.bodies[-1]["nearlm"]["lam"] == 0
     assert one.after(lambda: lam.press("End")) == memory
-    assert one.tokens().evaluate_all("all => all.filter((each) => each.classList.contains('changed')).length") == 1
+    assert one.find("#write-output .changed").count() == 1
     one.after(lambda: one.find("#k").press("Home"))
     one.after(lambda: one.find("#knn_temperature").press("End"))
     assert one.bodies[-1]["nearlm"].items() >= {"lam": 1, "k": 1, "knn_temperature": 5000}.items()
@@ -160,7 +160,7 @@ def test_the_switch_leaves_the_model_alone(visit, http):
     one = visit().open()
     first = one.write(PROMPT)
     alone, _ = complete(http, model="mem:off")
-    assert one.after(one.page.get_by_text("Memory", exact=True).click) == alone != first
+    assert one.after(one.find(".switch").click) == alone != first
     assert one.find("#write-output .s0").count() == one.tokens().count() == 12
     assert one.find("#lam").is_disabled()
     assert one.after(lambda: one.find("#memory").press("Space")) == first
