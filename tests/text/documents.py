@@ -1,6 +1,8 @@
 """Texts to read, and what was read of them."""
 
 import json
+import random
+import re
 from pathlib import Path
 
 from nearlm.text.corpus import Corpus
@@ -56,3 +58,19 @@ class NoSpecials:
 
     def __call__(self, *args, **options):
         return self._tokenizer(*args, **{**options, "add_special_tokens": False})
+
+
+def prose(seed: int, words: int) -> str:
+    """Return made-up text that shares no shingle with that of another seed."""
+    return " ".join(f"w{seed}x{random.Random(seed * 7919 + i).randrange(10**9)}" for i in range(words))
+
+
+def brute_overlap(one: str, other: str) -> float:
+    """Return the overlap of two texts, written from its definition, with lists and strings only."""
+
+    def runs(text: str) -> set[str]:
+        words = re.sub(r"\W+", " ", text.lower()).split()
+        return {" ".join(words[i : i + 8]) for i in range(len(words)) if i + 8 <= len(words) or i == 0}
+
+    small, large = sorted((runs(one), runs(other)), key=len)
+    return sum(run in large for run in small) / len(small)

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from documents import brute_overlap, prose
 
 from nearlm.base import files
 from nearlm.base.errors import TextError
@@ -25,22 +26,6 @@ JSON = "spdx_licenses/data/licenses_nonobsolete_only.json"
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("NEARLM_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-def prose(seed: int, words: int) -> str:
-    """Return made-up text that shares no shingle with that of another seed."""
-    return " ".join(f"w{seed}x{random.Random(seed * 7919 + i).randrange(10**9)}" for i in range(words))
-
-
-def brute_overlap(one: str, other: str) -> float:
-    """Return the overlap of two texts, written from its definition, with lists and strings only."""
-
-    def runs(text: str) -> set[str]:
-        words = re.sub(r"\W+", " ", text.lower()).split()
-        return {" ".join(words[i : i + 8]) for i in range(len(words)) if i + 8 <= len(words) or i == 0}
-
-    small, large = sorted((runs(one), runs(other)), key=len)
-    return sum(run in large for run in small) / len(small)
 
 
 def pin(monkeypatch, cache: Path, constant: str, data: bytes) -> None:

@@ -4,7 +4,9 @@ from nearlm.text.corpus import Corpus
 from nearlm.text.downloads import SMOLLM2, extract_member, fetch
 from nearlm.text.reading import SCORE_BATCH_TOKENS, Reading, TokenText, read_once, read_text
 from nearlm.text.segments import Framing, Segment
+from nearlm.text.selection import Selection
 from nearlm.text.source import Texts, TextSource
+from nearlm.text.split import ASIDE, TEST, TRAIN, VALID, Split, Survey, passages
 from nearlm.text.tokens import (
     TokenStream,
     check_not_empty,

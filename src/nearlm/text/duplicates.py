@@ -87,9 +87,7 @@ class ShingleSets:
         return list(_count_pairs(owners, ends, counted, lengths))
 
 
-def _count_pairs(
-    owners: Ints, ends: Ints, counted: npt.NDArray[np.bool_], lengths: Ints
-) -> Iterator[tuple[int, int]]:
+def _count_pairs(owners: Ints, ends: Ints, counted: npt.NDArray[np.bool_], lengths: Ints) -> Iterator[tuple[int, int]]:
     """Yield near duplicates from all shingles in order: whose each is, and where the run of its equals ends."""
     places = np.flatnonzero(counted & (ends - np.arange(len(owners)) > 1))
     places = places[np.argsort(owners[places], kind="stable")]

@@ -19,7 +19,7 @@ _GAP = 300  # characters
 def cut(text: str, size: int) -> list[str]:
     """Cut a text into blocks of about so many characters that together are the text.
 
-    A block ends before a heading if there is one within its last three quarters, else at a blank line, a line or a word.
+    A block ends before a heading if there is one in its last three quarters, else at a blank line, a line or a word.
     """
     blocks = []
     begin = 0

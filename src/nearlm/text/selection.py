@@ -16,7 +16,7 @@ from nearlm.text.split import passages
 class Selection(TextSource):
     """The documents of another text that have some keys; blocks of one may lose what borders on others."""
 
-    base: TextSource = TextSource(())
+    base: TextSource | None = None
     keys: frozenset[bytes] = frozenset()
     block: int | None = None
     gaps: bool = False
@@ -37,6 +37,7 @@ class _SelectedCorpus(Corpus):
 
     def __init__(self, selection: Selection):
         self._selection = selection
+        assert selection.base is not None
         self._base = selection.base.open()
         self.texts = self._base.texts
         self.field = self._base.field
@@ -56,6 +57,4 @@ class _SelectedCorpus(Corpus):
             text = inner(passage.text) if selection.gaps else passage.text
             number = passage.document.text
             pieces = text_pieces(text, passage.name, self.note)
-            yield Document(
-                number, passage.name, passage.row, self._watch(number, passage.name, passage.row, pieces)
-            )
+            yield Document(number, passage.name, passage.row, self._watch(number, passage.name, passage.row, pieces))

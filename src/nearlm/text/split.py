@@ -20,6 +20,7 @@ from nearlm.text.sections import cut
 TRAIN, VALID, TEST, ASIDE = PARTS = ("train", "valid", "test", "aside")
 _HELD_OUT = (VALID, TEST)
 _LARGEST = (0.25, 1.0, 4.0)  # of what is wanted, that one family may be; more only if there is nothing else
+_ENOUGH = 0.75  # of what is wanted: the next family may be much more than what is missing
 _MOST = 0.4  # of the text that is held out
 _COLUMNS = 4
 
@@ -95,6 +96,10 @@ class Split:
         names = {name: parts[key] for key, name in named if key in parts}
         return Split({**self.parts, **parts}, {**self.names, **names}, self.block)
 
+    def passages(self, corpus: Corpus) -> Iterator[Passage]:
+        """Yield the documents of a corpus, cut as those of this split are."""
+        return passages(corpus, self.block)
+
     def select(self, part: str) -> frozenset[bytes]:
         """Return the keys of a part."""
         return frozenset(key for key, other in self.parts.items() if other == part)
@@ -138,9 +143,7 @@ def _assign(survey: Survey, known: Split, wanted: Mapping[str, int]) -> list[str
             if parts[new] is None and old_part is not None:
                 seen[new].add(old_part)
     new_pairs = [pair for pair in survey.pairs if parts[pair[0]] is None and parts[pair[1]] is None]
-    families = [
-        members for members in group(connect(len(parts), new_pairs)).values() if parts[members[0]] is None
-    ]
+    families = [members for members in group(connect(len(parts), new_pairs)).values() if parts[members[0]] is None]
     free = []
     for members in families:
         near = set.union(*(seen[number] for number in members)) - {ASIDE}
@@ -165,7 +168,7 @@ def _hold_out(survey: Survey, parts: list[str | None], families: list[list[int]]
         for members in ordered:
             size = sum(survey.sizes[number] for number in members)
             part = min(held, key=lambda part: held[part] / wanted[part], default=TRAIN)
-            if part == TRAIN or held[part] >= wanted[part]:
+            if part == TRAIN or held[part] >= _ENOUGH * wanted[part]:
                 return
             if size > min(room, largest * wanted[part]):
                 left.append(members)
