@@ -17,11 +17,12 @@ import nearlm
 
 PAGE = Path(__file__).with_name("api.md")
 GROUPS = {
-    "Make a memory": "build build_index build_infinigram tune learn_all Mixture Gate optimize reduce_store prune_store",
+    "Make a memory": "fit build build_index build_infinigram tune learn_all Mixture Gate optimize "
+    "reduce_store prune_store",
     "Use it": "KNNLM attach Attachment evaluate",
-    "Options": "TextSource ModelSpec BuildOptions SearchSettings Training PruneOptions ReduceOptions",
+    "Options": "TextSource ModelSpec BuildOptions SearchSettings FitOptions Training PruneOptions ReduceOptions",
     "Parts": "LM Datastore Retriever Memory faiss_index",
-    "Results and errors": "Tuning Learned Evaluation Choice IndexInfo Explanation Reporter NearLMError",
+    "Results and errors": "Fit Tuning Learned Evaluation Choice IndexInfo Explanation Reporter NearLMError",
 }
 HEAD = """# Python API
 

@@ -60,7 +60,18 @@ def test_a_public_name_is_listed_and_documented(name):
 
 def test_the_main_functions_have_an_example():
     shown = {example.name.partition(".")[0] for example in examples()}
-    assert {"build", "build_index", "tune", "evaluate", "optimize", "KNNLM", "attach", "Gate", "TextSource"} <= shown
+    assert {
+        "fit",
+        "build",
+        "build_index",
+        "tune",
+        "evaluate",
+        "optimize",
+        "KNNLM",
+        "attach",
+        "Gate",
+        "TextSource",
+    } <= shown
 
 
 def test_the_page_of_the_api_is_current():

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from nearlm.mixing import Gate, Learned, Memory, Mixture, Training, Tuning, build_infinigram, learn_all, tune
     from nearlm.model import ModelSpec
     from nearlm.model.lm import LM
-    from nearlm.optimizer import Choice, optimize
+    from nearlm.optimizer import Choice, Fit, FitOptions, fit, optimize
     from nearlm.search import IndexInfo, Retriever, build_index, faiss_index
     from nearlm.shrink import PruneOptions, ReduceOptions, prune_store, reduce_store
     from nearlm.store import BuildOptions, Datastore, SearchSettings
@@ -26,6 +26,8 @@ __all__ = [
     "Datastore",
     "Evaluation",
     "Explanation",
+    "Fit",
+    "FitOptions",
     "Gate",
     "IndexInfo",
     "Learned",
@@ -47,6 +49,7 @@ __all__ = [
     "build_infinigram",
     "evaluate",
     "faiss_index",
+    "fit",
     "learn_all",
     "optimize",
     "prune_store",

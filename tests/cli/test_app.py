@@ -21,7 +21,9 @@ def subprocess_run(*arguments: object, **options) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, timeout=100, **options)
 
 
-COMMANDS = "build index tune generate eval optimize gate reduce prune info verify demo reproduce sweep ablate".split()
+COMMANDS = """
+fit build index tune generate eval optimize gate reduce prune info verify demo reproduce sweep ablate
+""".split()
 
 
 def test_help_lists_the_commands(nearlm):
@@ -29,6 +31,7 @@ def test_help_lists_the_commands(nearlm):
     assert (code, err) == (0, "")
     assert re.findall(r"^│ (\w+) ", out, re.M) == COMMANDS
     assert re.findall(r"^╭─ (.*?) ─", out, re.M) == [
+        "All in one",
         "Make a memory (in this order)",
         "Use it",
         "Make it smaller and faster",

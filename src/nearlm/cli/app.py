@@ -20,6 +20,15 @@ from nearlm import __version__
 from nearlm.cli.help import HelpFormatter, show_default
 
 _COMMANDS = {  # what each takes, what it does, and what a new user may ask
+    "All in one": {
+        "fitting:fit": (
+            "TEXT... --model MODEL --out STORE",
+            "Build, tune and measure a memory of your text, ready to use.",
+            "Some documents are held out, with their near duplicates: to learn how much to trust the memory, and to "
+            "measure it on text that it has not seen. Called again with more text, it adds what is new. "
+            "Next: `nearlm generate STORE PROMPT`.",
+        ),
+    },
     "Make a memory (in this order)": {
         "stores:build": (
             "TEXT... --model MODEL --out STORE",
@@ -103,9 +112,23 @@ _COMMANDS = {  # what each takes, what it does, and what a new user may ask
         ),
     },
 }
-_RESUMES = {"build", "reduce", "prune", "index", "tune", "gate", "ablate", "sweep", "optimize", "demo", "reproduce"}
+_RESUMES = {
+    "fit",
+    "build",
+    "reduce",
+    "prune",
+    "index",
+    "tune",
+    "gate",
+    "ablate",
+    "sweep",
+    "optimize",
+    "demo",
+    "reproduce",
+}
 
 _EXAMPLES = {
+    "fit": "nearlm fit docs/ --model smollm2-135m --out mystore --minutes 10",
     "build": "nearlm build docs/ --model smollm2-135m --out mystore",
     "generate": 'nearlm generate mystore "To install it," --explain',
     "prune": "nearlm prune mystore --method merge --keep 0.6 --out smaller",
@@ -118,9 +141,7 @@ _HELP = (
     "The memory is a store: a folder of records, each a context of your text and the token that followed it. At every "
     "token the model retrieves the nearest contexts, and what followed them is mixed into its own prediction: "
     "p = λ p_kNN + (1 - λ) p_LM. From a folder of text to a model that knows it:\n\n"
-    "  nearlm build docs/ --model smollm2-135m --out mystore\n"
-    "  nearlm index mystore\n"
-    "  nearlm tune mystore valid/\n"
+    "  nearlm fit docs/ --model smollm2-135m --out mystore\n"
     '  nearlm generate mystore "To install it,"\n\n'
     "Every command takes --help and --debug, which shows the traceback of an error."
 )

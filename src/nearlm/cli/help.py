@@ -35,9 +35,11 @@ _VALUES = {
     "--verify": "first|always|never",
 }
 
-STORE, TEXT, SWEEP, GENERATION, SAMPLING, TRAINING, SEARCH, MODEL, RECORDS, OUTPUT = (
+STORE, TEXT, FIT, SWEEP, GENERATION, SAMPLING, TRAINING, SEARCH, MODEL, RECORDS, OUTPUT = (
     Group(title, sort_key=place)
-    for place, title in enumerate("Store Text Sweep Generation Sampling Training Search Model Records Output".split())
+    for place, title in enumerate(
+        "Store Text Fit Sweep Generation Sampling Training Search Model Records Output".split()
+    )
 )
 
 

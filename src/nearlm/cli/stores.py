@@ -67,6 +67,7 @@ def info_command(
 def verify_command(store: Store, /, *, output: Shown = PLAIN) -> None:
     """Read every byte of a store and name the first damaged file."""
     from nearlm.mixing import verify_gate, verify_infinigram, verify_mixture, verify_ngrams
+    from nearlm.optimizer import verify_fit
     from nearlm.search import read_settings, verify_index
     from nearlm.shrink import verify_neighbors
 
@@ -84,6 +85,7 @@ def verify_command(store: Store, /, *, output: Shown = PLAIN) -> None:
         verify_gate(opened, name)
     for name in opened.mixtures:
         verify_mixture(opened, name)
+    verify_fit(opened.layout.fit)
     files = len(opened.manifest.files)
     if output.as_json:
         checked = {"indexes": list(opened.indexes), "gates": list(opened.gates)}

@@ -20,7 +20,7 @@ from nearlm.mixing.gate_training import (
 from nearlm.mixing.infinigram import MAX_LENGTH, InfiniGram, Matches, build_infinigram, verify_infinigram
 from nearlm.mixing.learning import Learned, learn_all
 from nearlm.mixing.memory import Memory
-from nearlm.mixing.mixture import ALL_SOURCES, Mixture, untrained_mixture, verify_mixture
+from nearlm.mixing.mixture import ALL_SOURCES, Mixture, mixture_files, untrained_mixture, verify_mixture
 from nearlm.mixing.mixture_features import SOURCES, Bools, Known, feature_groups
 from nearlm.mixing.mixture_training import (
     MixtureExamples,

@@ -8,6 +8,7 @@ from nearlm.store.datastore import AnyStore, Context, Datastore
 from nearlm.store.derivation import BLOCK, Derivation, Made, derive, open_parent, parent_records, result_of
 from nearlm.store.faiss_files import read_faiss_index, read_linear, write_faiss_index, write_linear
 from nearlm.store.layout import (
+    FitFiles,
     IndexData,
     IndexFiles,
     Layout,
@@ -20,4 +21,4 @@ from nearlm.store.layout import (
 from nearlm.store.manifest import Manifest, Step
 from nearlm.store.plan import SHARD_RECORDS, BuildOptions, difference
 from nearlm.store.settings import DEFAULT, NONE, SearchSettings, Tuned, read_tuned, write_defaults, write_tuned
-from nearlm.store.writing import refuse_foreign
+from nearlm.store.writing import begin_or_resume, refuse_foreign

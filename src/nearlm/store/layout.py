@@ -169,7 +169,9 @@ class FitFiles:
     def documents(self, name: str, rows: int) -> ArrayFile:
         """Return the table of documents, whose name changes with what it holds; a name that none has is refused."""
         if not re.fullmatch(r"documents-[0-9a-f]{8}\.npy", name):
-            raise StoreError(f"{self.description} names a file {name!r}, expected documents-….npy; remove {self.folder}")
+            raise StoreError(
+                f"{self.description} names a file {name!r}, expected documents-….npy; remove {self.folder}"
+            )
         return ArrayFile(self.folder / name, np.dtype("int64"), (rows, 4))
 
     def all_documents(self) -> list[Path]:
