@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test test-network check docs fix install clean
 
-demo: install  ## From nothing to a fast memory: SmolLM2 and licence texts, the paper's table, a page.
+demo: install  ## From nothing to a ready memory: `fit` on licence texts, the paper's table, a page.
 	$(BIN)/nearlm demo --max-tokens $(DEMO_TOKENS) --out $(DEMO_OUT)
 
 test: install check  ## Lint, type-check and test; no network beyond the installs.

@@ -5,8 +5,9 @@ import math
 from dataclasses import replace
 
 from nearlm.knnlm import Explanation
-from nearlm.optimizer import Choice, Setup, mark_front
+from nearlm.optimizer import Choice, Fit, Setup, mark_front
 from nearlm.optimizer.points import HeldOutTokens, Point
+from nearlm.optimizer.unseen import Quality, Unseen
 from nearlm.paper.mixture_ablation import MixtureAblation, MixtureRow, Perplexities
 from nearlm.paper.results import (
     Ablation,
@@ -44,6 +45,7 @@ _FEATURES = (
 def parts() -> Parts:
     return Parts(
         about=about(),
+        fit=fit(),
         main=main_table(),
         continuation=continuation(),
         baseline=baseline(),
@@ -55,6 +57,13 @@ def parts() -> Parts:
         pca=dim_sweep(),
         k=k_sweep(),
     )
+
+
+def fit() -> Fit:
+    alone, memory = Quality(1.21, 0.03, 16.89, 0.7), Quality(0.93, 0.03, 8.05, 0.4)
+    unseen = Unseen(24, 5000, 20_480, alone, memory, 0.231, 0.012, 44.0, 2750.0)
+    notes = ("some documents are <near> to held-out and to stored ones",)
+    return Fit("smollm2-135m", RECORDS, 340, 10**9, 12, 10_000, 24, 3, "nprobe 4, k 256", notes, unseen, None)
 
 
 def about() -> About:

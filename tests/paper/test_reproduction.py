@@ -16,8 +16,9 @@ from nearlm.knnlm import KNNLM
 from nearlm.mixing.traces import trace_lm
 from nearlm.mixing.tuning import best_setting
 from nearlm.model.lm import LM
+from nearlm.optimizer import WRITING, overhead, trials
 from nearlm.optimizer import optimization as optimizing
-from nearlm.optimizer import overhead, trials
+from nearlm.optimizer.fit_plan import Ways
 from nearlm.paper import reproduction as reproducing
 from nearlm.paper.report import write_report
 from nearlm.paper.reproduction import ALL_PARTS, DEMO_PARTS, Reproduction
@@ -139,7 +140,11 @@ def test_a_killed_run_goes_on(setting, tmp_path, small, monkeypatch):
 
 def test_the_main_table_has_the_optimized_stores_that_were_made(setting, tmp_path, monkeypatch):
     told = []
-    choices = {"_choice": measured_results.choice(), "_within": measured_results.within()}
+    choices = {
+        "_choice": measured_results.choice(),
+        "_within": measured_results.within(),
+        "_fit": measured_results.fit(),
+    }
     for name, made in choices.items():
         monkeypatch.setattr(Reproduction, name, lambda self, made=made: (made, []))
     monkeypatch.setattr(Reproduction, "_about", lambda *_: None)
@@ -148,13 +153,31 @@ def test_the_main_table_has_the_optimized_stores_that_were_made(setting, tmp_pat
     monkeypatch.setattr(
         reproducing, "main_table", lambda _, made, **options: told.append(made) or measured_results.main_table()
     )
-    for parts in (("choice", "main"), ("choice", "within", "main")):
-        Reproduction(setting, tmp_path / str(len(parts)), Reporter(quiet=True)).run(parts)
+    for number, parts in enumerate((("choice", "main"), ("choice", "within", "main"), ("fit", "main"))):
+        Reproduction(setting, tmp_path / str(number), Reporter(quiet=True)).run(parts)
     assert told == [
-        {ALL: tmp_path / "2" / "fast"},
-        {ALL: tmp_path / "3" / "fast", WITHIN: tmp_path / "3" / "best"},
+        {ALL: tmp_path / "0" / "fast"},
+        {ALL: tmp_path / "1" / "fast", WITHIN: tmp_path / "1" / "best"},
+        {WITHIN: tmp_path / "2" / "memory"},
     ]
-    assert DEMO_PARTS[:2] == ("choice", "main") and ALL_PARTS[:3] == ("choice", "within", "main")
+    assert DEMO_PARTS[:2] == ("fit", "main") and ALL_PARTS[:3] == ("choice", "within", "main")
+
+
+@pytest.mark.timeout(300)
+def test_the_demo_fits_a_memory_and_puts_it_into_the_papers_table(setting, tmp_path, small, monkeypatch):
+    monkeypatch.setattr("nearlm.optimizer.fit_plan.WAYS", (Ways((8,), (64,)),))
+    monkeypatch.setitem(WRITING, "max_new_tokens", 5)
+    results = Reproduction(setting, tmp_path, Reporter(quiet=True)).run(DEMO_PARTS)
+    parts = results.all()
+    assert measured(parts) == {*DEMO_PARTS, "about"}
+    last = parts.main.rows[-1]
+    assert last.name == WITHIN and last.perplexity == pytest.approx(parts.fit.unseen.memory.perplexity, rel=1e-4)
+    assert parts.main.rows[0].perplexity == pytest.approx(parts.fit.unseen.alone.perplexity, rel=1e-4)
+    shown = parts.fit.continuation
+    if shown is not None:
+        assert (parts.continuation.prompt, parts.continuation.truth) == (shown.prompt, shown.truth)
+    page = write_report(results).read_text()
+    assert "How well it does on unseen text" in page and "bits are saved" in page
 
 
 def test_an_index_of_the_users_stays_as_it_is(setting, tmp_path, small):

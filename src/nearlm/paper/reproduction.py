@@ -21,7 +21,7 @@ from nearlm.base.records import from_json, to_json
 from nearlm.knnlm import KNNLM
 from nearlm.mixing import perplexity, trace_lm, trace_text
 from nearlm.model.lm import LM
-from nearlm.optimizer import Bench, optimize
+from nearlm.optimizer import WRITING, Bench, Fit, fit, optimize
 from nearlm.paper.ablation import ablate
 from nearlm.paper.main_table import Memories, TestTexts, baseline, main_table
 from nearlm.paper.mixture_ablation import TEST, UNRELATED, VALID, ablate_mixture
@@ -36,11 +36,10 @@ from nearlm.store.model_files import load_lm
 from nearlm.text import TextSource
 
 BUDGET = 0.1
-DEMO_PARTS = ("choice", "main", "continuation")
+DEMO_PARTS = ("fit", "main", "continuation")
 ALL_PARTS = ("choice", "within", "main", "baseline", "mixture", "adaptive", "pruning", "pca", "k", "continuation")
 _NEW_TOKENS = 48
 _PROMPT_TOKENS = 20
-_PENALTY = 1.1  # without one a small LM soon repeats itself
 _VERSIONS = ("nearlm", "torch", "transformers", "faiss-cpu", "numba")
 
 PartAndRows = tuple[Any, Sequence[Any]]  # a part, and its rows
@@ -60,6 +59,7 @@ class Reproduction:
         self.results = Results(out)
         self.fast = out / "fast"  # the fastest within a budget
         self.best = out / "best"  # the best within an overhead
+        self.memory = out / "memory"  # what `fit` makes
 
     def run(self, parts: Sequence[str]) -> Results:
         """Measure the parts that are missing."""
@@ -85,6 +85,8 @@ class Reproduction:
     @cached_property
     def store(self) -> Datastore:
         """The store of the training text, built if need be."""
+        if self.results.has("fit"):
+            return Datastore.open(self.memory)
         place = self.setting.store if self.setting.max_tokens is None else None
         folder = store_folder(place or self.out / "store")
         if Layout(folder).is_store:
@@ -152,6 +154,12 @@ class Reproduction:
         )
         self.results.save("about", about)
 
+    def _fit(self) -> PartAndRows:
+        setting = self.setting
+        text = TextSource(setting.train, max_tokens=setting.max_tokens)
+        texts: Any = {"valid": setting.valid_source, "test": setting.test_source}
+        return fit(setting.model, text, self.memory, **texts, reporter=self.reporter), []
+
     def _choice(self) -> PartAndRows:
         valid = self.setting.valid_source
         choice = optimize(self.store, valid, self.fast, self.lm, budget=BUDGET, reporter=self.reporter)
@@ -162,9 +170,8 @@ class Reproduction:
         return choice, [choice.vanilla, *choice.points]
 
     def _main(self) -> PartAndRows:
-        optimized = {ALL: Datastore.open(self.fast)}
-        if self.results.has("within"):  # the demo has no time for it
-            optimized[WITHIN] = Datastore.open(self.best)
+        made = {"choice": (ALL, self.fast), "within": (WITHIN, self.best), "fit": (WITHIN, self.memory)}
+        optimized = {name: Datastore.open(folder) for part, (name, folder) in made.items() if self.results.has(part)}
         return _with_rows(main_table(self.memories, optimized, budget=BUDGET, rounds=self.setting.rounds))
 
     def _baseline(self) -> PartAndRows:
@@ -239,14 +246,17 @@ class Reproduction:
         return from_json(Sweep, files.read_json(noted), noted)
 
     def _continuation(self) -> PartAndRows:
-        knnlm = KNNLM.load(self.fast, self.lm)
-        prompt = self.setting.prompt or self._opening()
-        options: dict[str, Any] = {"max_new_tokens": _NEW_TOKENS, "do_sample": False, "repetition_penalty": _PENALTY}
-        without = KNNLM.load(self.fast, self.lm, knn=False).generate(prompt, **options)
-        start, new = knnlm.generate_ids([prompt], **options)[0]
+        fitted: Fit | None = self.results.load("fit")
+        shown = fitted and fitted.continuation
+        store = self.memory if fitted else self.fast
+        knnlm = KNNLM.load(store, self.lm)
+        prompt = shown.prompt if shown else self.setting.prompt or self._opening()
+        options: Any = {**WRITING, "max_new_tokens": _NEW_TOKENS}
+        without = shown.alone if shown else KNNLM.load(store, self.lm, knn=False).generate(prompt, **options)
+        start, new = knnlm.generate_ids([prompt], **(WRITING if shown else options))[0]
         tokens = list(knnlm.explain([*start, *new], first=len(start)))
         written = self.lm.tokenizer.decode(new, skip_special_tokens=True)
-        return Continuation(prompt, without, written, tokens), []
+        return Continuation(prompt, without, written, tokens, shown.truth if shown else ""), []
 
     def _opening(self) -> str:
         """Return how the longest document of the test text begins, up to the end of a word."""

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 from nearlm.base import Json, OptionError, StoreError, files, from_json, line_up, to_json
 from nearlm.knnlm import Explanation
-from nearlm.optimizer import OVERHEAD, Choice, Setup
+from nearlm.optimizer import OVERHEAD, Choice, Fit, Setup
 from nearlm.paper.mixture_ablation import MixtureAblation
 from nearlm.paper.settings import PaperRow
 
@@ -235,10 +235,12 @@ class Continuation:
     without: str
     written: str
     tokens: list[Explanation]
+    truth: str = ""  # how the document goes on that the prompt is from
 
     def table(self) -> str:
         """Show both continuations, and the tokens that owe the memory most."""
         lines = [f"{self.prompt} …", f"  without: {self.without!r}", f"  with:    {self.written!r}"]
+        lines += [f"  true:    {self.truth!r}"] if self.truth else []
         owed = sorted(self.tokens, key=lambda one: one.p_lm - one.p)[:_SHOWN]
         for one in (token for token in self.tokens if token in owed):
             lines.append(
@@ -276,6 +278,7 @@ class Parts:
     """All that an experiment may have measured, in the order of reading; None has not been."""
 
     about: About | None = None
+    fit: Fit | None = None
     main: MainTable | None = None
     continuation: Continuation | None = None
     baseline: MainTable | None = None
@@ -290,6 +293,7 @@ class Parts:
     def table(self) -> str:
         """Return the main table, the choice and the continuation, for people."""
         shown = [
+            self.fit and self.fit.table(),
             self.main and self.main.table(),
             self.choice and f"{ALL}: {self.choice.paragraph}",
             self.within and f"{WITHIN}: {self.within.paragraph}",
