@@ -5,8 +5,7 @@
 
 Queries are the LM's own over a text. µs per query, medians over the rounds; "look-up" is of tokens and weights, "p_kNN"
 of one temperature, "Python" what is left. Up to 32 queries are searched by one kernel; their parts are those of the
-steps that a batch takes. With --queries other the whole search is timed with other queries each time, which are not in
-the caches. With --against, the scan of another checkout searches the same lists in turn.
+steps that a batch takes. With --against, the scan of another checkout searches the same lists in turn.
 The roofline: a scan must read every list that is probed once per batch, and multiply every query with every record of
 its lists; both are measured alone, with as many threads.
 """

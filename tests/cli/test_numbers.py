@@ -12,6 +12,10 @@ from nearlm.mixing import tune
 GIVEN = {  # what a command needs beside the option
     "build": ["VALID", "--model", "nowhere", "--out", "OUT"],
     "index": ["STORE"],
+    "fit": ["VALID", "--model", "none", "--out", "OUT"],
+    "serve": ["STORE"],
+    "chat": ["STORE"],
+    "lm-eval": ["STORE", "--tasks", "none"],
     "tune": ["STORE", "VALID"],
     "generate": ["STORE", "a"],
     "eval": ["STORE", "VALID"],

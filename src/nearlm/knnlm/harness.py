@@ -52,7 +52,7 @@ class HarnessLM(HFLM):  # type: ignore[misc]
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         """Score whole texts; the token in front of a window is the BOS already, which the harness would add again."""
-        added: Any = self.add_bos_token
+        added = vars(self)["add_bos_token"]
         self.add_bos_token = False
         try:
             found: list[float] = super().loglikelihood_rolling(requests, disable_tqdm)
