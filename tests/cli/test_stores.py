@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from refusals import is_refusal
 
+from nearlm import mixing
 from nearlm.mixing import InfiniGram, build_infinigram
 from nearlm.store import BuildOptions, builder
 from nearlm.store.datastore import Datastore
@@ -61,6 +62,7 @@ def test_every_build_option_is_passed_on(nearlm, monkeypatch, tmp_path):
 def test_text_takes_what_a_shell_makes_of_a_glob(nearlm, monkeypatch):
     seen = []
     monkeypatch.setattr(builder, "build", lambda spec, source, *_, **options: seen.append(source.text))
+    monkeypatch.setattr(mixing, "catch_up", lambda *_: None)
     assert nearlm("build", "--text", "a", "b", "c", "--out", "o", "--model", "m")[0] == 0
     assert nearlm("build", "--text", "a", "--text", "b", "--out", "o", "--model", "m")[0] == 0
     assert nearlm("build", "a", "b", "--out", "o", "--model", "m")[0] == 0
