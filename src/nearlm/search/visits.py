@@ -144,29 +144,15 @@ def weigh_one(query, centroid, scale, centre, most, weights):  # type: ignore[no
 def visit(weights: Weights, limits: Floats, lists: Any, visits: Visits, room: Kept) -> Kept:
     """Keep, in the room that there is, the records within the limit of each query that looks at them."""
     codes = lists.codes.view(np.int8)  # one kernel for both kinds
-    _visit_kernel(*weights, limits, codes, lists.packed, lists.bias, lists.offsets, *visits, *room)
+    _visit_kernel(*weights, limits, (codes, lists.packed, lists.bias, lists.offsets), *visits, *room)
     return room
 
 
 @numba.njit(cache=True, parallel=True, nogil=True)
 def _visit_kernel(  # type: ignore[no-untyped-def]
-    weights,
-    constant,
-    step,
-    limits,
-    codes,
-    packed,
-    bias,
-    offsets,
-    probed,
-    pairs,
-    groups,
-    begins,
-    every,
-    distances,
-    rows,
-    counts,
+    weights, constant, step, limits, lists, probed, pairs, groups, begins, every, distances, rows, counts
 ):
+    codes, packed, bias, offsets = lists
     nprobe = probed.shape[1]
     for g in numba.prange(len(groups) - 1):
         number = probed[pairs[groups[g]] // nprobe, pairs[groups[g]] % nprobe]
