@@ -16,10 +16,7 @@ from pathlib import Path
 from playwright.sync_api import Browser, Page, sync_playwright
 
 FIGURES = Path(__file__).with_name("figures")
-PROMPT = (
-    "Redistribution and use in source and binary forms, with or without modification, are permitted provided that the "
-    "following conditions are met:"
-)
+PROMPT = "You may share this game with your friends, and change it if you like. But you must"
 TEXT = """The above copyright notice and this permission notice shall be included in all copies or substantial portions
 of the Software. My neighbour's cat sleeps on the warm stone wall all afternoon.
 THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
@@ -76,7 +73,7 @@ def write(page: Page) -> None:
     page.fill("#max-tokens", "90")
     page.locator("#prompt").press("Control+Enter")
     page.wait_for_selector("#write-output[aria-busy=false] [role=option]", state="attached")
-    best = "all => all.findIndex((one, i) => i > 8 && one.className.includes('s4') && one.className.includes('g'))"
+    best = "all => all.findIndex((one, i) => i > 6 && /s[345] g[34]/.test(one.className) && one.textContent.trim())"
     tokens = page.locator("#write-output [role=option]")
     tokens.nth(max(tokens.evaluate_all(best), 0)).click()
 
