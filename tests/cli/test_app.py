@@ -21,7 +21,9 @@ def subprocess_run(*arguments: object, **options) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, timeout=100, **options)
 
 
-COMMANDS = "build index tune generate eval optimize gate reduce prune info verify demo reproduce sweep ablate".split()
+COMMANDS = """
+build index tune generate eval serve chat optimize gate reduce prune info verify demo reproduce sweep ablate
+""".split()
 
 
 def test_help_lists_the_commands(nearlm):

@@ -41,6 +41,16 @@ _COMMANDS = {  # what each takes, what it does, and what a new user may ask
         ),
     },
     "Use it": {
+        "memory:generate": (
+            "STORE PROMPT",
+            "Continue a prompt with the model and its memory.",
+            "The likeliest token is taken at each step, unless one of the sampling options is given.",
+        ),
+        "memory:eval": (
+            "STORE TEXT...",
+            "Measure perplexity and speed over a text that is not in the store.",
+            "Shown are the perplexity with the memory and of the model alone (nlm), and where the time went.",
+        ),
         "serving:serve": (
             "STORE...",
             "Serve models with their memories over HTTP, as OpenAI's clients expect it.",
@@ -51,16 +61,6 @@ _COMMANDS = {  # what each takes, what it does, and what a new user may ask
             "STORE",
             "Talk with the model and its memory in the terminal.",
             "The model stays loaded. A model without a chat template continues what you write. /help lists commands.",
-        ),
-        "memory:generate": (
-            "STORE PROMPT",
-            "Continue a prompt with the model and its memory.",
-            "The likeliest token is taken at each step, unless one of the sampling options is given.",
-        ),
-        "memory:eval": (
-            "STORE TEXT...",
-            "Measure perplexity and speed over a text that is not in the store.",
-            "Shown are the perplexity with the memory and of the model alone (nlm), and where the time went.",
         ),
     },
     "Make it smaller and faster": {
