@@ -74,7 +74,9 @@ def write(page: Page) -> None:
     page.fill("#max-tokens", "90")
     page.locator("#prompt").press("Control+Enter")
     page.wait_for_selector("#write-output[aria-busy=false] [role=option]", state="attached")
-    good = "all => all.map((_, i) => i).filter((i) => /s[345] g[34]/.test(all[i].className) && all[i].textContent.trim())"
+    good = (
+        "all => all.map((_, i) => i).filter((i) => /s[345] g[34]/.test(all[i].className) && all[i].textContent.trim())"
+    )
     tokens = page.locator("#write-output [role=option]")
     for place in tokens.evaluate_all(good):
         tokens.nth(place).click()
