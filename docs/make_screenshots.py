@@ -109,7 +109,7 @@ def keep(page: Page, name: str) -> None:
     page.mouse.move(0, 0)
     page.screenshot(path=path)
     with Image.open(path) as picture:
-        picture.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
     size = path.stat().st_size
     if size > MOST_BYTES:
         sys.exit(f"{path.name} has {size} bytes, expected at most {MOST_BYTES}")
