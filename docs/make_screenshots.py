@@ -13,13 +13,11 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 FIGURES = Path(__file__).with_name("figures")
-PROMPT = (
-    "Redistribution and use in source and binary forms, with or without modification, are permitted provided that the "
-    "following conditions are met:"
-)
+PROMPT = "You may share this game with your friends, and change it if you like. But you must"
 TEXT = """The above copyright notice and this permission notice shall be included in all copies or substantial portions
 of the Software. My neighbour's cat sleeps on the warm stone wall all afternoon.
 THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
@@ -71,14 +69,19 @@ def visit(browser: Browser, url: str, viewport: dict[str, int], scheme: str) -> 
 
 
 def write(page: Page) -> None:
-    """Go on from a prompt, and choose the token that owes most to the memory and has a match among its neighbours."""
+    """Go on from a prompt, and choose a token that owes much to the memory and is that of a near context."""
     page.fill("#prompt", PROMPT)
     page.fill("#max-tokens", "90")
     page.locator("#prompt").press("Control+Enter")
     page.wait_for_selector("#write-output[aria-busy=false] [role=option]", state="attached")
-    best = "all => all.findIndex((one, i) => i > 8 && one.className.includes('s4') && one.className.includes('g'))"
+    good = (
+        "all => all.map((_, i) => i).filter((i) => /s[345] g[34]/.test(all[i].className) && all[i].textContent.trim())"
+    )
     tokens = page.locator("#write-output [role=option]")
-    tokens.nth(max(tokens.evaluate_all(best), 0)).click()
+    for place in tokens.evaluate_all(good):
+        tokens.nth(place).click()
+        if page.locator(".neighbors mark.match").count():
+            return
 
 
 def score(page: Page) -> None:
@@ -105,6 +108,8 @@ def keep(page: Page, name: str) -> None:
     path = FIGURES / f"page-{name}.png"
     page.mouse.move(0, 0)
     page.screenshot(path=path)
+    with Image.open(path) as picture:
+        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
     size = path.stat().st_size
     if size > MOST_BYTES:
         sys.exit(f"{path.name} has {size} bytes, expected at most {MOST_BYTES}")

@@ -65,8 +65,7 @@ class Visit:
 
     def after(self, change, tab="write"):
         """Do something that makes the page ask again; return the text once that is answered."""
-        place = "/v1/completions" if tab == "write" else "/v1/nearlm/score"
-        with self.page.expect_event("requestfinished", lambda request: request.url.endswith(place)):
+        with self.page.expect_request("**/v1/completions" if tab == "write" else "**/v1/nearlm/score"):
             change()
         self.find(f"#{tab}-output[aria-busy=false]").wait_for(state="attached")
         return self.text(tab)

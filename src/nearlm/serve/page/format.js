@@ -16,7 +16,11 @@ export function percent(p) {
 }
 
 /** A weight between 0 and 1. */
-export const weight = (value) => (value == null ? "–" : value.toFixed(value < 0.0995 && value > 0 ? 3 : 2));
+export function weight(value) {
+  if (value == null) return "–";
+  if (value > 0 && value < 0.0005) return "<0.001";
+  return value.toFixed(value > 0 && value < 0.0995 ? 3 : 2);
+}
 
 /** Bits with their sign. */
 export function bits(value) {

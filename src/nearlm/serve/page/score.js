@@ -83,7 +83,7 @@ function totals(found) {
   const withMemory = bits("p");
   const alone = withMemory > 0 ? (found.bits_per_byte * bits("p_lm")) / withMemory : found.bits_per_byte;
   const row = (name, lm, memory, digits) => make(
-    "tr", {}, make("th", { scope: "row" }, name), make("td", {}, lm.toFixed(digits)), make("td", {}, memory.toFixed(digits)),
+    "tr", {}, make("th", { scope: "row" }, name), make("td", {}, short(lm, digits)), make("td", {}, short(memory, digits)),
     make("td", { class: memory < lm ? "gain" : memory > lm ? "loss" : "" }, change(lm, memory)),
   );
   const head = make("thead", {}, make("tr", {}, make("td"), ...["model", "with memory", "change"].map((name) => make("th", { scope: "col" }, name))));
@@ -92,6 +92,8 @@ function totals(found) {
     make("tbody", {}, row("bits per byte", alone, found.bits_per_byte, 3), row("perplexity", found.perplexity_lm, found.perplexity, 2)),
   );
 }
+
+const short = (value, digits) => value.toFixed(value >= 100 ? 1 : digits);
 
 function change(from, to) {
   const share = to / from - 1;

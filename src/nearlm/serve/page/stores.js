@@ -116,8 +116,7 @@ export class Stores {
         make("div", { class: "head" }, make("h2", {}, name), ...this.#takers(text)),
         make("pre", {}, ...highlighted(text, find("query").value.trim())),
       );
-      place.scrollTop = 0;
-      place.querySelector("mark")?.scrollIntoView({ block: "nearest" });
+      place.scrollTop = Math.max((place.querySelector("mark")?.offsetTop ?? 0) - place.clientHeight / 2, 0);
       if (matchMedia("(max-width: 60rem)").matches) place.focus();
     });
   }
