@@ -25,8 +25,9 @@ from nearlm.knnlm import attachment
 from nearlm.knnlm.history import contexts_of, ends_of, read_history
 from nearlm.mixing import Known, Memory
 from nearlm.search import Retriever
-from nearlm.search.index import empty_index, read_parts, train_index, write_parts
+from nearlm.search.index import read_parts, write_parts
 from nearlm.search.kinds import choose_index
+from nearlm.search.training import empty_index, train_index
 from nearlm.store import Datastore, SearchSettings
 from nearlm.store.layout import IndexData
 from nearlm.store.model_files import load_lm

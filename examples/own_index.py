@@ -10,7 +10,7 @@ import numpy as np
 import nearlm
 
 store = nearlm.Datastore.open(sys.argv[1])
-print(nearlm.build_index(store, "HNSW16", "graph"))  # any factory string of FAISS, beside the index that is there
+print(nearlm.build_index(store, "HNSW16", name="graph"))  # any factory string of FAISS, beside the index that is there
 
 queries = store.keys[:4].astype(np.float32)
 near = nearlm.Retriever(store, "graph").search(queries, 3)

@@ -6,7 +6,7 @@ import pytest
 from calls import build, build_index, load_knnlm, prune_store
 from nearlm.knnlm.draft_votes import BACK, windows_of
 from nearlm.knnlm.drafting import Drafter, RecordPlaces
-from nearlm.mixing.infinigram import build_infinigram
+from nearlm.mixing.infinigram_building import build_infinigram
 from nearlm.search import Neighbors
 from tiny import make_text
 

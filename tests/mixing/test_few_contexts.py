@@ -11,7 +11,7 @@ from nearlm.mixing.advice import there_of
 from nearlm.mixing.candidates import from_neighbors, from_text
 from nearlm.mixing.contexts import Contexts
 from nearlm.mixing.few_contexts import few_from_infinigram, few_from_text, few_log_weights, few_neighbors, few_proposals
-from nearlm.mixing.infinigram import build_infinigram
+from nearlm.mixing.infinigram_building import build_infinigram
 from nearlm.mixing.mixture import experts_count
 from nearlm.mixing.mixture_features import KNN, NGRAM, SOURCES, TEXT, Known, Proposal, features_of, propose, width_of
 from nearlm.mixing.mixture_network import MixtureNetwork

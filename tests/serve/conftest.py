@@ -7,7 +7,7 @@ from live import run_server
 
 from calls import build, build_index, load_knnlm
 from nearlm.base import files
-from nearlm.mixing.infinigram import build_infinigram
+from nearlm.mixing.infinigram_building import build_infinigram
 from nearlm.model.lm import LM
 from tiny import make_llama, make_text, make_tokenizer
 

@@ -56,7 +56,7 @@ def test_a_slim_store_finds_the_same_and_says_what_it_cannot(indexed, tmp_path):
     slim.verify()
     for refused in (
         lambda: slim.keys,
-        lambda: build_index(slim, "flat", "other"),
+        lambda: build_index(slim, "flat", name="other"),
         lambda: reduce_store(slim, tmp_path / "narrow", ReduceOptions(dim=4)),
         lambda: Retriever(slim, distances="store"),
     ):

@@ -5,7 +5,7 @@ Importing this module registers the model. It is imported by its name, since it 
 
 from typing import Any
 
-from nearlm.base import Json, OptionError
+from nearlm.base import Json, OptionError, check_at_least
 from nearlm.knnlm.attachment import attach
 from nearlm.model.lm import AnyModel
 from nearlm.store import AnyStore, Datastore, SearchSettings
@@ -92,15 +92,10 @@ def run_harness(
         batch_size: How many requests are computed together.
     """
     from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
 
-    manager = TaskManager(include_path=include_path, include_defaults=include_path is None)
-    unknown = [task for task in tasks if task not in manager.all_tasks]
-    if unknown and include_path is not None:  # the harness's own, of which there are thousands to look through
-        manager = TaskManager(include_path=include_path)
-        unknown = [task for task in tasks if task not in manager.all_tasks]
-    if unknown:
-        raise OptionError(f"the harness has no task {unknown[0]!r}; lm-eval ls tasks lists them, `include_path` adds")
+    check_at_least(0, num_fewshot=num_fewshot)
+    check_at_least(1, limit=limit, batch_size=batch_size)
+    manager = _manager(tasks, include_path)
     lm = HarnessLM(store, memory, model, settings, batch_size=batch_size)
     try:
         found: Json = simple_evaluate(
@@ -109,3 +104,17 @@ def run_harness(
     finally:
         lm.close()
     return found
+
+
+def _manager(tasks: list[str], include_path: str | None) -> Any:
+    """Return what knows all the tasks; of the harness's own there are thousands to look through."""
+    from lm_eval.tasks import TaskManager
+
+    unknown = tasks
+    for defaults in (False, True):
+        if defaults or include_path is not None:
+            manager = TaskManager(include_path=include_path, include_defaults=defaults)
+            unknown = [task for task in tasks if task not in manager.all_tasks]
+            if not unknown:
+                return manager
+    raise OptionError(f"the harness has no task {unknown[0]!r}; lm-eval ls tasks lists them, `include_path` adds")

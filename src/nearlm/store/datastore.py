@@ -100,7 +100,7 @@ class Datastore:
     @functools.cached_property
     def keys(self) -> ShardedArray:
         """The keys; searches in an index need none, so that these largest files are checked when they are asked for."""
-        self.need_stored_keys()
+        self.refuse_slim()
         check_before_use(self.path, self._listed(keys=True), _REMEDY)
         return self._open_column("keys")
 

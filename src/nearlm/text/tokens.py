@@ -95,6 +95,8 @@ def read_checksums(corpus: Corpus, documents: int) -> list[str]:
 
 def encode(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """Encode texts without special tokens; a fast tokenizer uses every core."""
+    if not texts:  # which transformers does not take
+        return []
     return tokenizer(  # type: ignore[no-any-return]
         list(texts),
         add_special_tokens=False,
