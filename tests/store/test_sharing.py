@@ -57,7 +57,7 @@ def test_a_slim_store_finds_the_same_and_says_what_it_cannot(indexed, tmp_path):
     for refused in (
         lambda: slim.keys,
         lambda: build_index(slim, "flat", name="other"),
-        lambda: reduce_store(slim, tmp_path / "narrow", ReduceOptions(dim=4)),
+        lambda: reduce_store(slim, ReduceOptions(4), tmp_path / "narrow"),
         lambda: Retriever(slim, distances="store"),
     ):
         with pytest.raises(StoreError, match="without its keys"):

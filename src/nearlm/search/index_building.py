@@ -73,7 +73,7 @@ def _folder_of(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
-    except OptionError:
+    except (OptionError, StoreError):
         if new:
             files.remove(folder)
             with contextlib.suppress(OSError):  # other indexes lie there
