@@ -5,7 +5,7 @@ DEMO_TOKENS ?= 100000
 DEMO_OUT ?= demo
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-network check docs fix install clean
+.PHONY: demo test test-network check docs fix install clean lowest versions release-check
 
 demo: install  ## From nothing to a ready memory: `fit` on licence texts, the paper's table, a page.
 	$(BIN)/nearlm demo --max-tokens $(DEMO_TOKENS) --out $(DEMO_OUT)
@@ -24,6 +24,15 @@ check: install
 
 docs: install  ## Write docs/api.md from the docstrings.
 	$(BIN)/python docs/make_api.py
+
+lowest: install  ## The wheel alone, in a fresh environment, with the lowest versions that it allows.
+	$(BIN)/python tools/versions.py lowest
+
+versions: lowest  ## The same, and with the highest.
+	$(BIN)/python tools/versions.py highest
+
+release-check: install  ## Before a release: archives, metadata, installation, versions, pages.
+	$(BIN)/python tools/release_check.py
 
 fix: install  ## Format, and mend what the linter can.
 	$(BIN)/ruff check --fix .

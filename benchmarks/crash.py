@@ -1,15 +1,19 @@
 """Kill every command that writes at random moments; what it makes must be what it makes when left alone.
 
-    python benchmarks/crash.py [--kills 200] [--seed 0] [--stages build append …] [--json]
+    python benchmarks/crash.py [--kills 200] [--minutes M] [--seed 0] [--stages build append …] [--json]
 
 Each run is a process of its own, forked from one that has imported torch, and gets SIGKILL after a random time. The
 next run resumes. When a command has ended by itself, all files of its folder are compared with those of a run that was
 not killed (but for measured times), nothing unfinished may be left, and the stage begins again. A tiny random Llama
 and a made-up text are used, with a checkpoint after every batch, so that few seconds hold many moments.
+
+After each kill of add, forget or compact the store is opened and searched: it must be what it was before the command
+or what it is after it, with index, suffix array and n-gram tables of that state.
 """
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -33,6 +37,7 @@ from nearlm.text import tokens as tokenise
 
 OPTIONS = {"window": 32, "batch_tokens": 64, "shard_records": 1000}
 MEASURED = ("queries_per_second", "build_seconds", "checksum")  # of JSON files; a checksum covers the others
+UNFINISHED = (".job", ".part", ".fit", ".optimize", ".pull")
 ENOUGH = 12  # kills of one command before it may end
 LONGEST = 4.0  # seconds before a kill: a long command goes on where it was killed
 Command = Callable[[Path], None]
@@ -42,14 +47,16 @@ def main() -> None:
     options = parse()
     with tempfile.TemporaryDirectory(prefix="nearlm-crash-") as name:
         os.environ["NEARLM_CACHE"] = str(Path(name) / "cache")
-        result = torture(Bench(Path(name)), options.stages, options.kills, random.Random(options.seed))
+        due = time.monotonic() + 60 * options.minutes
+        result = torture(Bench(Path(name)), options.stages, options.kills, due, random.Random(options.seed))
     print(json.dumps(result) if options.json else summary(result))
-    sys.exit(0 if all(one["different"] == one["left"] == 0 for one in result.values()) else 1)
+    sys.exit(0 if all(one["different"] == one["left"] == one["half"] == 0 for one in result.values()) else 1)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200, help="over all stages")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="end sooner, after so long")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stages", nargs="+", default=list(STAGES), choices=list(STAGES))
     parser.add_argument("--json", action="store_true")
@@ -64,6 +71,7 @@ class Bench:
         self.work = folder / "work"
         self.whole: dict[str, Path] = {}
         self.seconds: dict[str, float] = {}
+        self.looks: dict[str, set[int]] = {}
         assert run(lambda: make_model_and_texts(folder))[0]
 
     def prepare(self, stage: str) -> None:
@@ -86,6 +94,14 @@ class Bench:
             self.whole[stage] = shutil.copytree(self.work, self.folder / f"whole-{stage}")
         return self.whole[stage]
 
+    def states(self, stage: str) -> set[int]:
+        """Return how a store looks before a stage and after it."""
+        if stage not in self.looks:
+            places = (self.finish(str(STAGES[stage][0])), self.finish(stage))
+            self.looks[stage] = {run_to_code(lambda place=place: start(look, place)) for place in places}  # type: ignore[misc]
+            assert min(self.looks[stage]) > 100, f"{stage} makes a store that is not sound"
+        return self.looks[stage]
+
     def command(self, stage: str) -> Callable[[], None]:
         return lambda: start(STAGES[stage][1], self.work)
 
@@ -99,6 +115,8 @@ def make_model_and_texts(folder: Path) -> None:
         (folder / part).mkdir()
         for number in range(count):
             (folder / part / f"{number:02d}.txt").write_text(make_text(100, seed=number + 50 * len(part)))
+    for part in ("texts", "valid"):
+        shutil.copytree(folder / part, folder / "both" / part)
 
 
 def build(work: Path) -> None:
@@ -155,6 +173,21 @@ def prune(method: str, **options: Any) -> Command:
     return command
 
 
+def push(slim: bool) -> Command:
+    def command(work: Path) -> None:
+        import nearlm
+
+        nearlm.push(work / "store", work / "shared", slim=slim)
+
+    return command
+
+
+def pull(work: Path) -> None:
+    import nearlm
+
+    nearlm.pull(work / "store", work / "copy")
+
+
 def tune(work: Path) -> None:
     import nearlm
 
@@ -176,15 +209,92 @@ def mixture(work: Path) -> None:
 def optimize(**rule: float) -> Command:
     def command(work: Path) -> None:
         import nearlm
-        from nearlm.optimizer import bench
         from nearlm.search import kinds
 
         kinds.paper_code_bytes = lambda dim: "4x4"  # trained at once
-        bench.searches_per_second = lambda retriever, queries, k: 1e6 / (k + retriever.store.dim)  # times would decide
-        bench.Bench.gate_seconds = bench.Bench.network_seconds = lambda self, *given: 1e-6
-        bench.Bench.mixing_seconds = lambda self, memory: 2e-6
-        bench.Bench.lm_seconds = lambda self, lm: 1e-2
+        make_up_times()
         nearlm.optimize(work / "store", work.parent / "valid", work / "fast", **rule)
+
+    return command
+
+
+def tables(work: Path) -> None:
+    import nearlm
+    from nearlm.mixing.ngrams import build_ngrams
+    from nearlm.store import Datastore
+
+    index(work)
+    nearlm.build_infinigram(work / "store")
+    build_ngrams(Datastore.open(work / "store"))
+
+
+def add(work: Path) -> None:
+    import nearlm
+
+    nearlm.add(work / "store", str(work.parent / "valid"), str(work.parent / "model"))
+
+
+def forget(work: Path) -> None:
+    import nearlm
+    from nearlm.base import OptionError
+    from nearlm.store import Datastore
+
+    try:
+        nearlm.forget(work / "store", source="*1.txt")
+    except OptionError:  # an earlier run has done it, and was killed while it tidied up
+        assert Datastore.open(work / "store").forgotten
+
+
+def compact(work: Path) -> None:
+    import nearlm
+
+    nearlm.compact(work / "store")
+
+
+def look(work: Path) -> None:
+    """Open a store and search it; end with a code that says how many documents it has, or 1 if something is wrong."""
+    import numpy as np
+
+    from nearlm.mixing.infinigram import InfiniGram
+    from nearlm.mixing.ngrams import NGrams
+    from nearlm.search import Retriever
+    from nearlm.store import Datastore
+
+    store = Datastore.open(work / "store")
+    gone = store.forgotten
+    left = store.manifest.documents - (len(gone) if gone else 0)
+    found = Retriever(store).search(store.keys[:3].astype(np.float32), 50)
+    grams = InfiniGram.open(store)
+    positions = len(store.tokens) - (gone.tokens if gone else 0)
+    sound = (found.ids >= 0).all() and (gone is None or not gone.record_mask[found.ids].any())
+    sound = sound and len(grams.tokens) == len(store.tokens) and len(grams.order) == positions - left
+    sound = sound and NGrams.open(store).tables["counts-1"].sum() == positions
+    os._exit(100 + left if sound and left < 100 else 1)
+
+
+EDITS = ("add", "forget", "compact")
+
+
+def make_up_times() -> None:
+    """Let no measured time decide anything."""
+    from nearlm.optimizer import bench, fitting
+    from nearlm.optimizer.fit_plan import Speed
+
+    bench.searches_per_second = lambda retriever, queries, k: 1e6 / (k + retriever.store.dim)
+    bench.Bench.gate_seconds = bench.Bench.network_seconds = lambda self, *given: 1e-6
+    bench.Bench.mixing_seconds = lambda self, memory: 2e-6
+    bench.Bench.lm_seconds = lambda self, lm: 1e-2
+    fitting.measure_speed = lambda *given: Speed(1e-2, 4.0)
+
+
+def fit(part: str, **options: Any) -> Command:
+    def command(work: Path) -> None:
+        import nearlm
+
+        make_up_times()
+        rule = nearlm.FitOptions(overhead=100.0, **options)
+        built = nearlm.BuildOptions(**OPTIONS)
+        nearlm.fit(str(work.parent / "model"), str(work.parent / part), work / "store", rule, built)
 
     return command
 
@@ -195,7 +305,13 @@ STAGES: dict[str, tuple[str | None, Command]] = {
     "instant": (None, instant),
     "grow": ("instant", append),
     "keys": ("instant", keys),
+    "fit": (None, fit("valid")),
+    "fit more": ("fit", fit("both")),
+    "fit all": ("fit", fit("valid", all=True)),
     "index": ("build", index),
+    "push": ("index", push(slim=False)),
+    "push slim": ("index", push(slim=True)),
+    "pull": ("index", pull),
     "reduce": ("index", reduce),
     "random": ("index", prune("random", keep=0.5)),
     "kmeans": ("index", prune("kmeans", keep=0.5)),
@@ -206,20 +322,28 @@ STAGES: dict[str, tuple[str | None, Command]] = {
     "mixture": ("tune", mixture),
     "optimize": ("tune", optimize(budget=2.0)),
     "overhead": ("tune", optimize(overhead=1.0)),
+    "tables": ("build", tables),
+    "add": ("tables", add),
+    "forget": ("tables", forget),
+    "compact": ("forget", compact),
 }
 
 
-def torture(bench: Bench, stages: list[str], kills: int, choice: random.Random) -> dict[str, dict[str, int]]:
+def torture(
+    bench: Bench, stages: list[str], kills: int, due: float, choice: random.Random
+) -> dict[str, dict[str, int]]:
     """Kill the stages in turn until there were enough kills, and count what came of it."""
-    counts = {stage: Counter(kills=0, runs=0, different=0, left=0) for stage in stages}
+    counts = {stage: Counter(kills=0, runs=0, different=0, left=0, half=0) for stage in stages}
     while sum(count["kills"] for count in counts.values()) < kills:
         for stage, count in counts.items():
+            if time.monotonic() > due:
+                return {stage: dict(count) for stage, count in counts.items()}
             whole = contents(bench.finish(stage))
             bench.prepare(stage)
             kill_until_done(bench, stage, choice, count)
             count["runs"] += 1
             count["different"] += contents(bench.work) != whole
-            count["left"] += any(path.suffix in (".job", ".part") for path in bench.work.rglob("*"))
+            count["left"] += any(is_left(path) for path in bench.work.rglob("*"))
         print(f"{sum(count['kills'] for count in counts.values())} of {kills}", file=sys.stderr, flush=True)
     return {stage: dict(count) for stage, count in counts.items()}
 
@@ -230,6 +354,8 @@ def kill_until_done(bench: Bench, stage: str, choice: random.Random, count: Coun
         if run(bench.command(stage), after=choice.uniform(0, min(bench.seconds[stage], LONGEST)))[0]:
             return
         count["kills"] += 1
+        if stage in EDITS:
+            count["half"] += run_to_code(lambda: start(look, bench.work)) not in bench.states(stage)
     if not run(bench.command(stage))[0]:
         kept = shutil.copytree(bench.work, Path(tempfile.mkdtemp()) / stage)
         raise SystemExit(f"{stage} cannot be finished; its folder is kept in {kept}")
@@ -250,6 +376,14 @@ def start(command: Command, work: Path) -> None:
 def run(command: Callable[[], None], after: float | None = None) -> tuple[bool, float]:
     """Run a command in a child, kill it after so many seconds; return whether it ended by itself, and its time."""
     begin = time.monotonic()
+    code = run_to_code(command, after)
+    if code not in (0, -signal.SIGKILL):
+        raise SystemExit(f"a run ended with code {code}")
+    return code == 0, time.monotonic() - begin
+
+
+def run_to_code(command: Callable[[], None], after: float | None = None) -> int:
+    """Run a command in a child, kill it after so many seconds; return its exit code."""
     child = os.fork()
     if child == 0:
         with open(os.devnull, "w") as nothing:
@@ -259,10 +393,12 @@ def run(command: Callable[[], None], after: float | None = None) -> tuple[bool, 
     if after is not None:
         time.sleep(after)
         os.kill(child, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code not in (0, -signal.SIGKILL):
-        raise SystemExit(f"a run ended with code {code}")
-    return code == 0, time.monotonic() - begin
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def is_left(path: Path) -> bool:
+    """Tell whether a file or folder is of something unfinished."""
+    return path.suffix in UNFINISHED or path.name == "next.json"
 
 
 def contents(folder: Path) -> dict[str, Any]:
@@ -274,22 +410,25 @@ def contents(folder: Path) -> dict[str, Any]:
         data: Any = path.read_bytes()
         if path.name in ("index.json", "optimize.json"):
             data = without_measured(json.loads(data))
+        if path.name == "fit.json":  # which counts the bytes of index.json too
+            data = without_measured(json.loads(data), (*MEASURED, "microseconds", "lm_microseconds", "bytes"))
         found[str(path.relative_to(folder))] = data
     return found
 
 
-def without_measured(value: Any) -> Any:
+def without_measured(value: Any, measured: tuple[str, ...] = MEASURED) -> Any:
     if isinstance(value, list):
-        return [without_measured(one) for one in value]
+        return [without_measured(one, measured) for one in value]
     if not isinstance(value, dict):
         return value
-    return {name: without_measured(one) for name, one in value.items() if name not in MEASURED}
+    return {name: without_measured(one, measured) for name, one in value.items() if name not in measured}
 
 
 def summary(result: dict[str, dict[str, int]]) -> str:
-    lines = [f"{'':10} {'kills':>6} {'runs':>6} {'different':>10} {'left over':>10}"]
+    lines = [f"{'':10} {'kills':>6} {'runs':>6} {'different':>10} {'left over':>10} {'half state':>10}"]
     for stage, count in result.items():
-        lines.append(f"{stage:10} {count['kills']:6} {count['runs']:6} {count['different']:10} {count['left']:10}")
+        numbers = f"{count['different']:10} {count['left']:10} {count['half']:10}"
+        lines.append(f"{stage:10} {count['kills']:6} {count['runs']:6} {numbers}")
     return "\n".join([*lines, f"{sum(count['kills'] for count in result.values())} kills"])
 
 

@@ -136,11 +136,11 @@ class Paying:
     pace: Pace
 
     def length(self, chain: Chain) -> int:
-        return self.pace.best_length(self.acceptance.rates(chain))
+        return self.pace.best_length([self.acceptance.rates(chain)])
 
     def learn(self, chain: Chain, drafted: int, written: np.ndarray) -> None:
         self.acceptance.learn(chain, written)
-        self.pace.count(drafted, len(written))
+        self.pace.count(drafted + 1, len(written))
 
 
 def neighbors_of(knnlm: KNNLM, read: np.ndarray) -> Found:
@@ -270,7 +270,7 @@ def costs_of(text: str) -> Doubles:
     """Return the times of passes over 1 to 17 tokens, in passes over one, from `tokens:time,…`."""
     pairs = [tuple(map(float, pair.split(":"))) for pair in text.split(",")]
     sizes, times = zip(*pairs, strict=True)
-    return PassCosts(tuple(map(int, sizes)), tuple(time / times[0] for time in times)).by_length(AHEAD)
+    return PassCosts(tuple(map(int, sizes)), tuple(time / times[0] for time in times)).by_tokens(AHEAD + 1)
 
 
 def main() -> None:

@@ -12,7 +12,8 @@ linear), block by block from a seed; they are never on disk.
 
 Each size runs in a process of its own: seconds of training and filling, peak RssAnon, bytes of the files per record,
 recall@1024 against exact search in the index's space, and µs per query in batches of 1024 and one at a time, with
-more and fewer lists than `auto` looks at. `--lengths` tries other lengths of lists than `auto` has.
+more and fewer lists than `auto` looks at. `--lengths` tries other lengths of lists than `auto` has. `--stage build`
+trains, fills and finds the true neighbours, and keeps all of it in WORK; `--stage measure` times the searches alone.
 """
 
 import argparse
@@ -104,7 +105,7 @@ def exact(keys: Keys, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def fit(folder: Path) -> float:
     """Return the α of keys that lie as real ones do; say how well."""
-    queries = np.load(folder / "queries.npy")[5::47][:TRUE]
+    queries = some_queries(folder)
     whole = len(np.load(folder / "keys.npy", mmap_mode="r"))
     real = np.median(exact(Keys(folder, whole, 0), queries)[0], axis=0)
     print(f"fit: squared distances of the 1st, 32nd, 1024th among {whole:,} real keys: {show(real)}", file=sys.stderr)
@@ -128,8 +129,27 @@ def rss_anon() -> int:
     return 0
 
 
-def one(folder: Path, records: int, alpha: float, length: int | None, base: int | None) -> list[dict[str, object]]:
-    """Build and measure one size."""
+def one(args: argparse.Namespace) -> list[dict[str, object]]:
+    """Build and measure one size, or do one of the two."""
+    length = args.lengths[0]
+    keys = Keys(args.folder, args.one, args.alpha or 0, args.base)
+    spec = spec_of(args.one, keys.real.shape[1], length)
+    data = IndexData(args.folder / f"index-{args.one}-{length or 'auto'}")
+    kept = data.folder.with_suffix(".json")
+    if args.stage != "measure":
+        kept.write_text(json.dumps(build(keys, spec, data)))
+        np.save(data.folder.with_suffix(".npy"), exact(keys, some_queries(args.folder))[1])
+    if args.stage == "build":
+        return [json.loads(kept.read_text())]
+    index = read_parts(data, spec, keys.real.shape[1])
+    rows = searched(index, np.load(data.folder.with_suffix(".npy")), json.loads(kept.read_text()), args.folder)
+    if args.stage == "all":
+        shutil.rmtree(data.folder)
+    return rows
+
+
+def build(keys: Keys, spec: IndexSpec, data: IndexData) -> dict[str, object]:
+    """Train, fill and write an index."""
     peak = [0]
 
     def watch() -> None:
@@ -138,11 +158,8 @@ def one(folder: Path, records: int, alpha: float, length: int | None, base: int 
             time.sleep(0.05)
 
     threading.Thread(target=watch, daemon=True).start()
-    keys = Keys(folder, records, alpha, base)
-    dim = keys.real.shape[1]
-    spec = spec_of(records, dim, length)
-    data = IndexData(folder / f"index-{records}-{length or 'auto'}")
-    index = empty_index(spec, dim)
+    records = keys.records
+    index = empty_index(spec, keys.real.shape[1])
     started = time.perf_counter()
     train_index(index, keys.take, records)
     trained = time.perf_counter() - started
@@ -157,11 +174,7 @@ def one(folder: Path, records: int, alpha: float, length: int | None, base: int 
     row = {"records": records, "index": spec.factory, "train s": round(trained, 1), "fill s": round(filled, 1)}
     row |= {"RAM MB": round(peak[0] / 1e6)}
     size = sum(path.stat().st_size for path in data.folder.iterdir())
-    row |= {"bytes": round(size / records + 2, 1)}  # and its token
-    del index
-    rows = searched(read_parts(data, spec, dim), keys, row, np.load(folder / "queries.npy"))
-    shutil.rmtree(data.folder)
-    return rows
+    return row | {"bytes": round(size / records + 2, 1)}  # and its token
 
 
 def spec_of(records: int, dim: int, length: int | None) -> IndexSpec:
@@ -173,10 +186,13 @@ def spec_of(records: int, dim: int, length: int | None) -> IndexSpec:
     return replace(spec, factory=f"IVF{nlist}{graph},SQ{code_bits(spec)}", nprobe=8)
 
 
-def searched(index, keys: Keys, row: dict[str, object], queries: np.ndarray) -> list[dict[str, object]]:  # type: ignore[no-untyped-def]
+def some_queries(folder: Path) -> np.ndarray:
+    return np.load(folder / "queries.npy")[5::47][:TRUE]
+
+
+def searched(index, true: np.ndarray, row: dict[str, object], folder: Path) -> list[dict[str, object]]:  # type: ignore[no-untyped-def]
     """Search with some numbers of lists, and compare what is found with exact search in the same space."""
-    some = queries[5::47][:TRUE]
-    _, true = exact(keys, some)
+    some, queries = some_queries(folder), np.load(folder / "queries.npy")
     rows = []
     picked = index.nprobe
     for nprobe in sorted({picked // 2, picked, 2 * picked, 4 * picked}):
@@ -217,10 +233,11 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[None])
     parser.add_argument("--alpha", type=float, help="do not fit")
     parser.add_argument("--base", type=int, help="make keys from so many real ones")
+    parser.add_argument("--stage", choices=("all", "build", "measure"), default="all")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        print(json.dumps(one(args.folder, args.one, args.alpha or 0, args.lengths[0], args.base)))
+        print(json.dumps(one(args)))
         return
     if not (args.folder / "keys.npy").exists():
         prepare(args)
@@ -230,7 +247,7 @@ def main() -> None:
     for records in args.records:
         for length in args.lengths:
             command = [sys.executable, __file__, args.store, "--folder", str(args.folder), "--one", str(records)]
-            command += ["--alpha", str(alpha), *(["--lengths", str(length)] if length else [])]
+            command += ["--stage", args.stage, "--alpha", str(alpha), *(["--lengths", str(length)] if length else [])]
             command += ["--base", str(args.base)] if args.base else []
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             for row in json.loads(done.stdout):

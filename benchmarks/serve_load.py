@@ -43,6 +43,7 @@ class Answer:
     status: int
     text: str = ""
     ids: list[int] = field(default_factory=list)
+    count: int = 0
     first: float = 0.0
     seconds: float = 0.0
 
@@ -63,10 +64,12 @@ def server(store: str, *options: str):
         print("server ended with", process.wait(20))
 
 
-def ask(client: httpx.Client, prompt: str, model: str, tokens: int) -> Answer:
-    """Stream one greedy completion."""
+def ask(client: httpx.Client, prompt: str, model: str, tokens: int, *, explain: bool = False) -> Answer:
+    """Stream one greedy completion; the ids of its tokens are told only with explanations."""
     body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
-    body["nearlm"] = {"explain": True, "neighbors": 0}
+    body["stream_options"] = {"include_usage": True}
+    if explain:
+        body["nearlm"] = {"explain": True, "neighbors": 0}
     started = time.perf_counter()
     made = Answer(200)
     with client.stream("POST", "/v1/completions", json=body) as response:
@@ -80,8 +83,11 @@ def ask(client: httpx.Client, prompt: str, model: str, tokens: int) -> Answer:
             part = json.loads(line[6:])
             if "error" in part:
                 return Answer(503)
-            made.text += part["choices"][0]["text"]
-            made.ids += [token["id"] for token in part["choices"][0]["nearlm"]["tokens"]]
+            if "usage" in part:
+                made.count = part["usage"]["completion_tokens"]
+            for choice in part["choices"]:
+                made.text += choice["text"]
+                made.ids += [token["id"] for token in choice.get("nearlm", {}).get("tokens", [])]
     made.seconds = time.perf_counter() - started
     return made
 
@@ -98,7 +104,7 @@ def together(url: str, clients: int, model: str, tokens: int) -> tuple[float, li
     started = time.perf_counter()
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
-    return sum(len(answer.ids) for answer in found) / (time.perf_counter() - started), found
+    return sum(answer.count for answer in found) / (time.perf_counter() - started), found
 
 
 def one_by_one(url: str, clients: int, model: str, tokens: int) -> tuple[float, list[Answer]]:
@@ -106,7 +112,7 @@ def one_by_one(url: str, clients: int, model: str, tokens: int) -> tuple[float, 
     with httpx.Client(base_url=url, timeout=600) as client:
         started = time.perf_counter()
         found = [ask(client, PROMPTS[number % len(PROMPTS)], model, tokens) for number in range(clients)]
-        return sum(len(answer.ids) for answer in found) / (time.perf_counter() - started), found
+        return sum(answer.count for answer in found) / (time.perf_counter() - started), found
 
 
 def measure(url: str, clients: int, tokens: int, rounds: int) -> None:
@@ -115,15 +121,16 @@ def measure(url: str, clients: int, tokens: int, rounds: int) -> None:
         name = client.get("/v1/models").json()["data"][0]["id"]
     together(url, 2, name, 4)  # loads kernels and pages
     speeds: dict[tuple[str, str], list[float]] = {}
-    firsts: list[float] = []
+    firsts: dict[str, list[float]] = {"one after another": [], f"{clients} clients at once": []}
     for _ in range(rounds):
         for model in (name, f"{name}:off"):
-            alone, _ = one_by_one(url, clients // 2, model, tokens)
+            alone, lone = one_by_one(url, clients // 2, model, tokens)
             speed, answers = together(url, clients, model, tokens)
             speeds.setdefault((model, "one after another"), []).append(alone)
             speeds.setdefault((model, f"{clients} clients"), []).append(speed)
             if model == name:
-                firsts += [answer.first for answer in answers]
+                firsts[f"{clients} clients at once"] += [answer.first for answer in answers]
+                firsts["one after another"] += [answer.first for answer in lone]
     means = {key: statistics.mean(values) for key, values in speeds.items()}
     for (model, how), value in means.items():
         print(f"{model:24} {how:20} {value:8.1f} tokens/s")
@@ -132,11 +139,10 @@ def measure(url: str, clients: int, tokens: int, rounds: int) -> None:
     print(f"memory on / off, {clients} clients: {on / off:.3f}")
     alone_on, alone_off = means[name, "one after another"], means[f"{name}:off", "one after another"]
     print(f"memory on / off, one after another: {alone_on / alone_off:.3f}")
-    firsts.sort()
-    print(
-        f"time to first token, {clients} clients at once: median {statistics.median(firsts):.2f} s, "
-        f"p95 {firsts[int(0.95 * (len(firsts) - 1))]:.2f} s"
-    )
+    for how, found in firsts.items():
+        p95 = sorted(found)[int(0.95 * (len(found) - 1))]
+        median = statistics.median(found)
+        print(f"time to first token with memory, {how}: median {median:.2f} s, p95 {p95:.2f} s ({len(found)} requests)")
 
 
 def resident(pid: int) -> float:
@@ -164,7 +170,7 @@ def overload(url: str, pid: int, minutes: float, tokens: int) -> bool:
     with httpx.Client(base_url=url, timeout=600) as client:
         name = client.get("/v1/models").json()["data"][0]["id"]
         asked = [(model, prompt) for model in (name, f"{name}:off") for prompt in PROMPTS]
-        expected = {(model, prompt): ask(client, prompt, model, tokens) for model, prompt in asked}
+        expected = {(model, prompt): ask(client, prompt, model, tokens, explain=True) for model, prompt in asked}
         sure = {(model, prompt): margins(client, prompt, model, tokens) for model, prompt in asked}
     statuses: Counter[int] = Counter()
     others: list[tuple[tuple[str, str], list[int]]] = []
@@ -178,7 +184,7 @@ def overload(url: str, pid: int, minutes: float, tokens: int) -> bool:
                 turn += 1
                 model = name if turn % 2 else f"{name}:off"
                 prompt = PROMPTS[turn % len(PROMPTS)]
-                answer = ask(client, prompt, model, tokens)
+                answer = ask(client, prompt, model, tokens, explain=True)
                 with lock:
                     statuses[answer.status] += 1
                     if answer.status == 200 and answer.ids != expected[model, prompt].ids:

@@ -17,12 +17,13 @@ import nearlm
 
 PAGE = Path(__file__).with_name("api.md")
 GROUPS = {
-    "Make a memory": "fit build build_index build_infinigram tune learn_all Mixture Gate optimize "
+    "Make a memory": "fit build build_text_first build_index build_infinigram tune learn_all Mixture Gate optimize "
     "reduce_store prune_store",
     "Use it": "KNNLM attach Attachment evaluate push pull",
+    "Edit it": "add forget compact",
     "Options": "TextSource ModelSpec BuildOptions SearchSettings FitOptions Training PruneOptions ReduceOptions",
     "Parts": "LM Datastore Retriever Memory faiss_index",
-    "Results and errors": "Fit Tuning Learned Evaluation Choice IndexInfo Continuation Explanation Reporter "
+    "Results and errors": "Fit Tuning Learned Evaluation Choice Gone IndexInfo Continuation Explanation Reporter "
     "NearLMError",
 }
 HEAD = """# Python API

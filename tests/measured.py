@@ -8,6 +8,8 @@ from nearlm.knnlm import Explanation
 from nearlm.optimizer import Choice, Fit, Setup, mark_front
 from nearlm.optimizer.points import HeldOutTokens, Point
 from nearlm.optimizer.unseen import Quality, Unseen
+from nearlm.paper.comparison_table import Comparison, MethodRow
+from nearlm.paper.continuation import Share, Written
 from nearlm.paper.mixture_ablation import MixtureAblation, MixtureRow, Perplexities
 from nearlm.paper.results import (
     Ablation,
@@ -16,13 +18,13 @@ from nearlm.paper.results import (
     FeatureRow,
     MainTable,
     Oracle,
-    PaperRow,
     Parts,
     PartSpeed,
     Row,
     Sweep,
     SweepPoint,
 )
+from nearlm.paper.settings import PaperRow
 from nearlm.store import Context, SearchSettings
 
 RECORDS = 1_048_576
@@ -45,6 +47,7 @@ _FEATURES = (
 def parts() -> Parts:
     return Parts(
         about=about(),
+        comparison=comparison(),
         fit=fit(),
         main=main_table(),
         continuation=continuation(),
@@ -57,6 +60,37 @@ def parts() -> Parts:
         pca=dim_sweep(),
         k=k_sweep(),
     )
+
+
+def comparison() -> Comparison:
+    gains = {"nearlm": 0.8, "LoRA": 0.7, "RAG": 0.95, "LoRA + nearlm": 0.65, "full fine-tuning": 0.75, "kNN-LM": 0.9}
+    rows = [
+        method_row(name, minutes, gain / minutes**0.1) for minutes in (2.0, 8.0, 32.0) for name, gain in gains.items()
+    ]
+    return Comparison([method_row("LM alone", None, 1.0), *rows])
+
+
+def method_row(method: str, minutes: float | None, bits: float = 1.0, **more) -> MethodRow:
+    share = Share(0.25, 0.01, 400)
+    quality = Quality(bits, 0.01, 8 * bits, 0.1)
+    given = {
+        "method": method,
+        "minutes": minutes,
+        "seconds": 60 * (minutes or 0),
+        "tokens": 1000,
+        "chosen": "something <new>",
+        "text": "abc",
+        "test_tokens": 5000,
+        "test": quality,
+        "written": Written(share, share, share, share),
+        "unrelated": Quality(1.1, 0.02, 9.0, 0.2),
+        "unrelated_written": Written(share, share, share, share),
+        "tokens_per_second": 1234.0,
+        "disk": 0 if minutes is None else 1_000_000,
+        "add_seconds": None if minutes is None else 0.5,
+        "remove_seconds": None if minutes is None else 3600.0,
+    }
+    return MethodRow(**{**given, **more})
 
 
 def fit() -> Fit:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import random
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from functools import partial
@@ -19,6 +20,7 @@ import pytest
 from nearlm.base import NearLMError, files
 
 RULES: dict[str, dict[str, float]] = {"overhead": {"overhead": 100.0}, "budget": {"budget": 5.0}}
+UNFINISHED = ("begun", "counted", "derived", "built", "trained", "fitting")
 PARTS = ("about", "main", "continuation", "baseline", "choice", "adaptive", "pruning", "pca", "k")
 ODD = [-1, 0, 1, 7, 1 << 31, 1 << 62, 1 << 70, 1e308, "", "x", "../x", "default", None, [], {}, [[]], True, "\x1b[2J"]
 
@@ -31,6 +33,7 @@ class Stores:
         from nearlm.mixing import Gate, Mixture, Training
         from nearlm.model.lm import LM
         from nearlm.search import Retriever
+        from nearlm.store.sharing import push
         from tiny import make_llama, make_text, make_tokenizer
 
         make_llama().save_pretrained(folder / "model")
@@ -41,6 +44,7 @@ class Stores:
         store = build(lm, str(folder / "train.txt"), folder / "store", window=64, quiet=True)
         build_index(store, "IVF4,SQ8", nprobe=2, quiet=True)
         build_index(store, "IVF8_HNSW4,Flat", name="graph", nprobe=2, quiet=True)
+        build_index(store, "IVF8_HNSW4,SQ4", name="narrow", nprobe=2, quiet=True)
         prune_store(store, "rank", folder / "ranked", keep=0.5, k=8, quiet=True)
         merged = prune_store(store, "merge", folder / "merged", neighbors=4, quiet=True)
         small = reduce_store(merged, 16, folder / "small", quiet=True)
@@ -50,10 +54,14 @@ class Stores:
             Gate.train(made, str(folder / "valid.txt"), lm, Training(epochs=1, features="all"))
             Mixture.train(made, str(folder / "valid.txt"), lm)
             optimize_note(made)
+            fit_note(made)
         for name in ("ranked", "merged"):
             shutil.rmtree(folder / name)
-        names = ("store", "small", "trace", "weights", "results", "begun", "counted", "derived", "built", "trained")
+        make_edited(lm, folder)
+        names = ("store", "small", "edited", "slim", "trace", "weights", "passes", "results", *UNFINISHED)
         self.folders = {name: folder / name for name in (*names, *RULES)}
+        push(store, self.folders["slim"], slim=True)
+        use_passes(self.folders["passes"])
         write_trace(self.folders["trace"])
         use_weights(self.folders["weights"])
         write_results(self.folders["results"])
@@ -65,6 +73,7 @@ class Stores:
         stop_at("nearlm.shrink.reduction.FileInfo.of", lambda: use_derive_job(self.folders["derived"]))
         stop_at("nearlm.store.builder.finish", lambda: use_build_job(self.folders["built"]))
         stop_at("nearlm.mixing.gate.save_trained", lambda: use_gate_job(self.folders["trained"]))
+        stop_at("nearlm.optimizer.fitting.write_fit", lambda: use_fit_job(self.folders["fitting"]))
         for rule in RULES:
             stop_at("nearlm.optimizer.trials.Trials.begin_final", partial(optimize_quickly, self.folders[rule]))
             shutil.rmtree(self.folders[rule] / "fast.optimize" / "keep-0.4")  # a store, like any other
@@ -80,6 +89,35 @@ def stop_at(places: str | list[str], work: Callable[[], None]) -> None:
         for place in [places] if isinstance(places, str) else places:
             patch.setattr(place, stop)
         work()
+
+
+def make_edited(lm: Any, folder: Path) -> None:
+    """Make a store that has forgotten two of its documents, one of them off the disk."""
+    import nearlm
+    from calls import build, build_index
+    from tiny import make_text
+
+    (folder / "several").mkdir()
+    for number in range(4):
+        (folder / "several" / f"{number}.txt").write_text(make_text(40, seed=number))
+    build_index(build(lm, str(folder / "several"), folder / "edited", window=64, quiet=True), "IVF4,SQ8", quiet=True)
+    nearlm.build_infinigram(folder / "edited")
+    nearlm.forget(folder / "edited", source="*1.txt")
+    nearlm.compact(folder / "edited")
+    nearlm.forget(folder / "edited", source="*2.txt")
+
+
+def use_forgotten(store: Path) -> None:
+    """Search around forgotten documents."""
+    from nearlm.mixing import InfiniGram
+    from nearlm.search import Retriever
+    from nearlm.store import Datastore
+
+    opened = Datastore.open(store)
+    opened.verify()
+    Retriever(opened).search(np.zeros((2, opened.query_dim), np.float32), 5)
+    InfiniGram.open(opened)
+    opened.summary()
 
 
 def write_trace(folder: Path) -> None:
@@ -114,6 +152,20 @@ def optimize_note(store: Any) -> None:
     held_out = HeldOutTokens(9, 3.0, 2.0, 3.0)
     choice = Choice(10, 3.0, point, [point], "why", budget=0.1, target=2.1, held_out=held_out)
     files.write_stamped(store.layout.optimized, {"plan": {"store": "a"}, "choice": to_json(choice)})
+
+
+def fit_note(store: Any) -> None:
+    """Write what `fit` keeps in the store that it makes."""
+    from nearlm.optimizer.continuations import Continuation
+    from nearlm.optimizer.fit_record import Fit, write_fit
+    from nearlm.optimizer.unseen import Quality, Unseen
+    from nearlm.text import TEST, TRAIN, Split
+
+    one = Quality(1.5, 0.1, 20.0, 2.0)
+    unseen = Unseen(3, 400, 1600, one, one, 0.2, 0.03, 40.0, 2000.0)
+    found = Fit("tiny", 900, 9, 12_345, 2, 300, 3, 0, "k 64", ("cut up",), unseen, Continuation("a", "b", "c", "d"))
+    split = Split({b"a" * 16: TRAIN, b"b" * 16: TEST}, {5: TRAIN, -7: TEST}, 400)
+    write_fit(store.layout.fit, "request", "text", split, found)
 
 
 def use_records(store: Path) -> None:
@@ -219,6 +271,56 @@ def use_optimized(store: Path) -> None:
     read_finished(Layout(store), {"store": "a"}, QUIET).table()
 
 
+def use_fit(store: Path) -> None:
+    """Read what `fit` found, and cut a text as it did."""
+    from nearlm.optimizer.fit_record import read_fit
+    from nearlm.store import Layout
+    from nearlm.text import TextSource
+
+    found = read_fit(Layout(store).fit)
+    assert found is not None
+    record, split = found
+    record.fit.table()
+    record.fit.commands(store)
+    list(split.passages(TextSource.from_strings("some text\n\n" * 99).open()))
+
+
+def use_shared(store: Path) -> None:
+    """Open a store that was passed on, pass it on, and get it."""
+    from nearlm.store import Datastore
+    from nearlm.store.sharing import pull, push
+
+    with tempfile.TemporaryDirectory() as place:
+        push(Datastore.open(store), Path(place) / "pushed")
+        pull(store, Path(place) / "pulled")
+
+
+def use_passes(store: Path) -> None:
+    """Ask for the times of passes that are in the cache, which are measured again if they are damaged."""
+    from nearlm.base import write_record
+    from nearlm.knnlm.pass_costs import PassCosts, _read
+
+    path = store / "passes" / "costs.json"
+    if not path.exists():
+        path.parent.mkdir(parents=True)
+        write_record(path, PassCosts((1, 2, 17), (0.1, 0.2, 0.3)))
+    kept = _read(path)
+    if kept is not None:
+        kept.by_tokens(17)
+
+
+def use_fit_job(folder: Path) -> None:
+    """Finish a fit; model and text stand beside the folder, which holds its store."""
+    from nearlm.optimizer import FitOptions, fit
+    from nearlm.store import BuildOptions
+
+    model = str(folder.parent / "model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nearlm.optimizer.bench._SECONDS", 0.0)
+        options = FitOptions(overhead=100.0)
+        fit(model, str(folder.parent / "valid.txt"), folder / "ready", options, BuildOptions(window=64))
+
+
 def use_trace(store: Path) -> None:
     """Ask for a trace that is in the cache, which is made again if it is damaged."""
     from nearlm.base import QUIET, ArrayFile
@@ -310,6 +412,8 @@ READERS: dict[str, Callable[[Path], None]] = {  # the first pattern that a file'
     "trace.json": use_trace,
     "logp.npy": use_trace,
     "weights/*": use_weights,
+    "passes/*": use_passes,
+    "ready.fit/*": use_fit_job,
     **{f"results/{part}.json": partial(use_results, part=part) for part in PARTS},
     "index/begun/*": use_index_job,
     "gate/begun/*": use_gate_job,
@@ -323,11 +427,15 @@ READERS: dict[str, Callable[[Path], None]] = {  # the first pattern that a file'
     "index/*/neighbors.*": use_neighbors,
     "index/*/ranks.*": use_neighbors,
     "index/graph/*": partial(use_index, name="graph"),
+    "index/narrow/*": partial(use_index, name="narrow"),
     "index/*": use_index,
     "gate/*": use_gate,
     "ngrams/*": use_gate,
     "mixture/*": use_mixture,
     "suffixes/*": use_mixture,
+    "forgotten-*": use_forgotten,
+    "fit/*": use_fit,
+    "shared.json": use_shared,
     "keys-*": use_keys,
     "transform.faiss": use_keys,
     "probe.npy": use_probe,
@@ -343,7 +451,7 @@ def files_of(store: Path) -> list[str]:
     """List all files of a store, as seen from it, or those of its unfinished job."""
     found = [path for path in sorted(store.rglob("*")) if path.is_file() and path.name != ".lock"]
     names = [path.relative_to(store).as_posix() for path in found]
-    return [name for name in names if ".job/" in name or ".optimize/" in name] or names
+    return [name for name in names if any(part in name for part in (".job/", ".optimize/", ".fit/"))] or names
 
 
 def change_json(data: bytes, choice: random.Random) -> bytes:
@@ -421,7 +529,8 @@ def leaves(whole: Any) -> Iterator[tuple[Any, Any]]:
 def restamp(store: Path) -> None:
     """Make every checksum right again, as somebody would who means harm."""
     manifest = store / "manifest.json"
-    others = sorted(path for path in store.rglob("*.json") if path != manifest and path.parent.name != "tokenizer")
+    found = (path for path in store.rglob("*.json") if path != manifest and path.parent.name != "tokenizer")
+    others = sorted(found, key=lambda path: (path.name == "shared.json", path))  # which lists the others
     old = read(manifest).get("checksum") if isinstance(read(manifest), dict) else None
     for path in (*others, manifest, *others):
         whole = read(path)

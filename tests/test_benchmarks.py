@@ -136,4 +136,13 @@ def test_passes_are_counted_as_drafts_are_accepted():
     learned = []
     speed.passes_of(chains, tokens, lambda _: 4, lambda chain, drafted, written: learned.append(written.tolist()))
     assert learned == [[4, 5, 6], [7, 8, 9]]
-    assert speed.costs_of("1:4,3:8").tolist()[:4] == [1.0, 1.5, 2.0, 2.0]
+    assert speed.costs_of("1:4,3:8").tolist() == [1.0, 1.5, 2.0]
+
+
+def test_an_answer_is_a_tie_only_where_it_first_differs():
+    serve_load = load("serve_load")
+    expected = serve_load.Answer(200, ids=[1, 2, 3])
+    sure = [1.0, serve_load.TIE / 2, 1.0]
+    assert serve_load.is_tie(expected, sure, [1, 9, 9])
+    for wrong in ([9, 2, 3], [1, 2, 9], [1, 2], []):
+        assert not serve_load.is_tie(expected, sure, wrong)

@@ -33,7 +33,9 @@ KINDS = [  # each with its own reader, or its own kind of contents
     "suffixes/suffixes.json",
     "tokenizer/tokenizer.json",
     "tokenizer/tokenizer_config.json",
+    "fit/*",
     "index/graph/data-*/index.faiss",
+    "index/narrow/data-*/*",
     "index/default/data-*/index.faiss",
     "*.npy",
 ]
@@ -43,6 +45,7 @@ JOBS = {
     "derived": "derive.job/*",
     "built": "build.job/*",
     "trained": "gate/begun/gate.job/*",
+    "fitting": "ready.fit/*",
     "overhead": "fast.optimize/*",
     "budget": "fast.optimize/*",
 }
@@ -102,7 +105,13 @@ def test_a_changed_note_of_an_unfinished_job_is_read_or_refused(kind, sound, tmp
     read_changed(sound[kind], folder / kind, JOBS[kind], seed)
 
 
-@pytest.mark.parametrize("kind", ["trace", "weights"])
+@settings(max_examples=10)
+@given(seed=SEEDS)
+def test_a_changed_note_of_what_was_passed_on_is_read_or_refused(sound, tmp_path_factory, seed):
+    read_changed(sound["slim"], tmp_path_factory.getbasetemp() / "changed" / "slim", "shared.json", seed)
+
+
+@pytest.mark.parametrize("kind", ["trace", "weights", "passes"])
 @settings(max_examples=20)
 @given(seed=SEEDS)
 def test_a_changed_file_of_the_cache_is_read_or_made_again(kind, sound, tmp_path_factory, seed):

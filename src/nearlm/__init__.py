@@ -6,13 +6,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nearlm.base import NearLMError, Reporter
     from nearlm.knnlm import KNNLM, Attachment, Continuation, Evaluation, Explanation, attach, evaluate
-    from nearlm.mixing import Gate, Learned, Memory, Mixture, Training, Tuning, build_infinigram, learn_all, tune
+    from nearlm.mixing import (
+        Gate,
+        Learned,
+        Memory,
+        Mixture,
+        Training,
+        Tuning,
+        add,
+        build_infinigram,
+        build_text_first,
+        compact,
+        forget,
+        learn_all,
+        tune,
+    )
     from nearlm.model import ModelSpec
     from nearlm.model.lm import LM
     from nearlm.optimizer import Choice, Fit, FitOptions, fit, optimize
     from nearlm.search import IndexInfo, Retriever, build_index, faiss_index
     from nearlm.shrink import PruneOptions, ReduceOptions, prune_store, reduce_store
-    from nearlm.store import BuildOptions, Datastore, SearchSettings
+    from nearlm.store import BuildOptions, Datastore, Gone, SearchSettings
     from nearlm.store.builder import build
     from nearlm.store.sharing import pull, push
     from nearlm.text import TextSource
@@ -31,6 +45,7 @@ __all__ = [
     "Fit",
     "FitOptions",
     "Gate",
+    "Gone",
     "IndexInfo",
     "Learned",
     "Memory",
@@ -45,13 +60,17 @@ __all__ = [
     "TextSource",
     "Training",
     "Tuning",
+    "add",
     "attach",
     "build",
     "build_index",
     "build_infinigram",
+    "build_text_first",
+    "compact",
     "evaluate",
     "faiss_index",
     "fit",
+    "forget",
     "learn_all",
     "optimize",
     "prune_store",

@@ -146,3 +146,10 @@ def test_check_finds_any_damage_in_the_header(byte: int, file: ArrayFile):
 def test_check_refuses_another_type_of_the_same_size(file: ArrayFile):
     with pytest.raises(StoreError, match="damaged header, expected int16"):
         ArrayFile(file.path, np.dtype("int16"), file.shape).check()
+
+
+def test_ones_are_as_many_in_shards_as_long_and_take_no_memory():
+    ones = ShardedArray([np.arange(3), np.arange(0), np.arange(5)]).ones()
+    assert [len(shard) for shard in ones.shards] == [3, 0, 5] and ones.dtype == np.int32
+    np.testing.assert_array_equal(ones[:], [1] * 8)
+    assert all(shard.strides == (0,) for shard in ones.shards if len(shard) > 1)

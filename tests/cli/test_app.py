@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from refusals import is_refusal
 
-from nearlm import __version__
+from nearlm import __version__, mixing
 from nearlm.cli.app import spell_out
-from nearlm.store import builder
 from nearlm.store.datastore import Datastore
 
 
@@ -23,8 +22,8 @@ def subprocess_run(*arguments: object, **options) -> subprocess.CompletedProcess
 
 
 COMMANDS = """
-fit build index gate serve chat generate eval lm-eval optimize reduce prune info verify cache doctor push pull tune demo
-reproduce sweep ablate
+fit build index gate serve chat generate eval lm-eval add forget compact serve-index optimize reduce prune info verify
+plan cache doctor push pull tune demo reproduce sweep ablate
 """.split()
 
 
@@ -36,6 +35,8 @@ def test_help_lists_the_commands(nearlm):
         "All in one",
         "Make a memory (in this order)",
         "Use it",
+        "Edit it",
+        "On several machines",
         "Make it smaller and faster",
         "Look into it",
         "Share it",
@@ -149,7 +150,7 @@ BAD = [
             ["--max-tokens", "1"],
             ["--batch-tokens", "0"],
             ["--shard-records", "0"],
-            ["--key-dtype", "int8"],
+            ["--key-dtype", "int4"],
             ["--dtype", "int3"],
             ["--device", "moon"],
             ["--separator", ""],
@@ -208,7 +209,7 @@ def test_interrupting_a_build_says_that_it_can_go_on(nearlm, monkeypatch, store)
     def interrupt(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(builder, "build", interrupt)
+    monkeypatch.setattr(mixing, "build_text_first", interrupt)
     command = ("build", "--model", "m", "--text", "t", "--out", "o")
     assert nearlm(*command) == (130, "", "nearlm: interrupted; the same command resumes where it stopped\n")
     monkeypatch.setattr(Datastore, "verify", interrupt)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from nearlm.paper import report, reproduction
-from nearlm.paper.reproduction import ALL_PARTS, DEMO_PARTS
+from nearlm.paper.reproduction import ALL_PARTS, COMPARED_PARTS, DEMO_PARTS
 from nearlm.paper.results import Results
 from nearlm.paper.settings import DEMO, SETTINGS, resize
 
@@ -55,12 +55,25 @@ def test_reproduce_takes_a_setting_another_model_and_other_texts(nearlm, tmp_pat
     assert setting.store is None and changed["finetune_tokens"] == 99
 
 
+def test_a_comparison_takes_budgets_methods_and_texts(nearlm, tmp_path, asked):
+    assert nearlm("reproduce", "--setting", "comparison", "--out", tmp_path / "a")[0] == 0
+    options = ("--budgets", 0.5, 2, "--methods", "LoRA", "LoRA + nearlm", "--train", "t", "--unrelated", "u")
+    assert nearlm("reproduce", "--setting", "comparison", "--out", tmp_path / "b", *options)[0] == 0
+    plain, changed = asked
+    assert plain["parts"] == changed["parts"] == COMPARED_PARTS and plain["methods"] == ()
+    assert plain["setting"] == SETTINGS["comparison"]
+    assert changed["setting"].budgets == (0.5, 2.0) and changed["methods"] == ("LoRA", "LoRA + nearlm")
+    assert (changed["setting"].train, changed["setting"].unrelated) == (("t",), ("u",))
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (("demo", "--max-tokens", 100), "--max-tokens is 100"),
         (("reproduce", "--setting", "nonsense"), "expected one of domain"),
         (("reproduce",), "--setting"),
+        (("reproduce", "--setting", "domain", "--budgets", 2), "--budgets is for comparisons"),
+        (("reproduce", "--setting", "comparison", "--budgets", -2), "--budgets"),
     ],
 )
 def test_nonsense_gets_one_line_and_makes_no_folder(nearlm, tmp_path, asked, arguments, expected):

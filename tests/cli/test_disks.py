@@ -38,10 +38,14 @@ WRITE = {  # commands that write, and where
     "overhead": "optimize STORE VALID --overhead 100 --out OUT",
     "ablate": "ablate STORE VALID",
     "sweep": "sweep STORE 8 --over dim --text VALID --out OUT",
+    "fit": "fit VALID --model MODEL --window 64 --overhead 100 --out OUT",
+    "push": "push STORE OUT",
+    "slim": "push STORE OUT --slim",
+    "pull": "pull STORE --out OUT",
     "demo": "demo --out OUT",
     "reproduce": "reproduce --setting domain --out OUT",
 }
-TIMED = ("optimize", "overhead", "sweep", "demo", "reproduce")  # what they measure or choose depends on times
+TIMED = ("optimize", "overhead", "sweep", "fit", "demo", "reproduce")  # what they measure or choose depends on times
 READ = {  # commands that need no place to write, or another
     "eval": "eval STORE VALID",
     "generate": "generate STORE the --max-new-tokens 3",
@@ -191,7 +195,7 @@ def without_power():
         assert system.capset(header, before) == 0
 
 
-ELSEWHERE = ("reduce", "random", "kmeans", "merge", "rank", "ablate")
+ELSEWHERE = ("reduce", "random", "kmeans", "merge", "rank", "ablate", "push", "slim", "pull")
 OWN = ("append", "index", "flat", "tune", "gate", "optimize", "overhead", "sweep")
 
 

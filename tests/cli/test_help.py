@@ -22,7 +22,7 @@ def test_options_stand_in_the_group_of_their_dataclass(nearlm, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     _, out, _ = nearlm("generate", "--help")
     panels = dict(re.findall(r"^╭─ (\w+) ─.*?\n(.*?)^╰", out, re.M | re.S))
-    assert list(panels) == ["Store", "Generation", "Sampling", "Search", "Model", "Output"]
+    assert list(panels) == ["Store", "Generation", "Sampling", "Search", "Model", "Cluster", "Output"]
     assert "--skip 0..1|auto " in panels["Search"] and "--lam 0..1 " in panels["Search"]
     assert "--knn-temperature T " in panels["Search"] and "--temperature T " in panels["Sampling"]
     assert "--max-new-tokens N " in panels["Generation"] and "PROMPT --prompt" in panels["Generation"]

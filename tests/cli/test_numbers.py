@@ -29,6 +29,9 @@ GIVEN = {  # what a command needs beside the option
     "reproduce": ["--setting", "domain", "--out", "OUT"],
     "sweep": ["STORE", "4", "--over", "dim", "--text", "VALID"],
     "ablate": ["STORE", "VALID", "--valid", "VALID"],
+    "add": ["STORE", "VALID"],
+    "serve-index": ["STORE"],
+    "plan": ["--records", "1e6", "--dim", "8"],
 }
 OPTIONS = [
     (command, argument.name)

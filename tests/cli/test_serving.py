@@ -52,3 +52,20 @@ def test_a_missing_extra_is_named(nearlm, store, monkeypatch):
     monkeypatch.setattr(serving, "import_extra", missing)
     code, _, err = nearlm("serve", store)
     assert code == 2 and "nearlm[serve]" in err
+
+
+def test_drafts_can_be_turned_off(nearlm, store, monkeypatch):
+    asked = []
+    monkeypatch.setattr("nearlm.serve.server.serve", lambda *_, **options: asked.append(options["draft"]))
+    for flags in ((), ("--no-draft",)):
+        assert nearlm("serve", store, *flags)[0] == 0
+    assert asked == [True, False]
+
+
+def test_what_is_said_of_the_model_reaches_the_server(nearlm, store, monkeypatch):
+    from nearlm.serve import server
+
+    given = {}
+    monkeypatch.setattr(server, "serve", lambda *args, **options: given.update(options))
+    assert nearlm("serve", store, "--weights", "plain", "--device", "cpu", "--dtype", "float32")[0] == 0
+    assert (given["weights"], given["device"], given["dtype"]) == ("plain", "cpu", "float32")

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import sys
 
@@ -27,8 +28,8 @@ def test_build_info_verify(nearlm, tmp_path, model_folder, text_folder):
     code, stdout, stderr = nearlm("info", out)
     assert (code, stderr) == (0, "")
     opened = Datastore.open(out)
-    assert f"records            {len(opened):,}\n" in stdout
-    assert "pack               no\n" in stdout
+    assert re.search(rf"^records +{len(opened):,}$", stdout, re.M)
+    assert re.search(r"^pack +no$", stdout, re.M)
 
     code, stdout, stderr = nearlm("verify", out)
     assert code == 0
@@ -49,7 +50,7 @@ def test_options_reach_the_build(nearlm, tmp_path, model_folder, text_folder):
 
 def test_every_build_option_is_passed_on(nearlm, monkeypatch, tmp_path):
     seen = {}
-    monkeypatch.setattr(builder, "build", lambda *args, **options: seen.update(options, args=args))
+    monkeypatch.setattr(mixing, "build_text_first", lambda *args, **options: seen.update(options, args=args))
     nearlm("build", "--model", "m", "--text", "t", "--out", "o", "--revision", "r", "--adapter", "a", "--field", "f")
     spec, source, out, options = seen.pop("args")
     assert (spec.model, spec.revision, spec.adapter, spec.device) == ("m", "r", "a", "auto")
@@ -61,7 +62,7 @@ def test_every_build_option_is_passed_on(nearlm, monkeypatch, tmp_path):
 
 def test_text_takes_what_a_shell_makes_of_a_glob(nearlm, monkeypatch):
     seen = []
-    monkeypatch.setattr(builder, "build", lambda spec, source, *_, **options: seen.append(source.text))
+    monkeypatch.setattr(mixing, "build_text_first", lambda spec, source, *_, **options: seen.append(source.text))
     monkeypatch.setattr(mixing, "catch_up", lambda *_: None)
     assert nearlm("build", "--text", "a", "b", "c", "--out", "o", "--model", "m")[0] == 0
     assert nearlm("build", "--text", "a", "--text", "b", "--out", "o", "--model", "m")[0] == 0
@@ -224,8 +225,7 @@ def test_an_append_brings_the_memory_up_to_date(nearlm, tmp_path, model_folder, 
     valid.write_text(make_text(80, seed=9))
     assert nearlm("build", text_folder, "--model", model_folder, "--out", out, "--window", 64, "-q")[0] == 0
     append = ("build", more, "--out", out, "--append", "--model", model_folder)
-    code, _, err = nearlm("index", out, "--factory", "flat")
-    assert code == 0 and not (out / "suffixes").exists()
+    assert nearlm("index", out, "--factory", "flat")[0] == 0
     assert nearlm("gate", out, valid, "--epochs", 1, "-q")[0] == 0
     used = ("eval", out, valid, "--mixture", "default", "--json")
     before = json.loads(nearlm(*used, "-q")[1])

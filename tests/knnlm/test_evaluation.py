@@ -6,7 +6,7 @@ import torch
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from calls import attach, build, build_index, evaluate, load_knnlm
-from nearlm.knnlm.evaluation import _words_and_bytes
+from nearlm.knnlm.evaluation import words_and_bytes
 from nearlm.model.lm import LM
 from nearlm.text import Framing, Reading, read_once
 from tiny import make_llama, make_text, make_tokenizer
@@ -117,14 +117,14 @@ TEXTS = ["the licence grants", "東京 is free", "licence", " any person", "a\n\
 @pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize("stride", [8, 3])
 @pytest.mark.parametrize("bos", [False, True])
-def test_words_and_bytes_are_those_of_what_is_predicted(tmp_path, bos, stride, pack):
+def testwords_and_bytes_are_those_of_what_is_predicted(tmp_path, bos, stride, pack):
     tokenizer = make_tokenizer(adds_bos=bos)
     for number, text in enumerate(TEXTS):
         (tmp_path / f"{number}.txt").write_bytes(text.encode())
     reading = Reading(Framing.of(tokenizer, "eos"), 8, stride, pack)
     with read_once(str(tmp_path), tokenizer, reading) as text:
         assert len(set(text.windows.target_positions)) == len(text.targets)
-        assert _words_and_bytes(text, tokenizer) == predicted_by_hand(tokenizer, TEXTS, bos, pack)
+        assert words_and_bytes(text, tokenizer) == predicted_by_hand(tokenizer, TEXTS, bos, pack)
 
 
 def test_bits_per_byte_without_a_bos_are_those_of_the_bytes_predicted(tmp_path):

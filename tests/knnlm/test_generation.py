@@ -80,11 +80,23 @@ def test_what_is_not_written_token_by_token_is_left_to_transformers(knnlm, optio
     assert not any(any(one.drafted) for one in made)
 
 
-def test_a_batch_is_written_together(knnlm):
-    prompts = [PROMPT, "any person who uses copies of", "free"]
-    made = both(knnlm, prompts, max_new_tokens=8, do_sample=False)
-    alone = [knnlm.continuations([prompt], max_new_tokens=8, do_sample=False)[0].tokens for prompt in prompts]
+def test_a_batch_is_written_together_each_row_with_its_drafts(bare):
+    """Rows of unlike lengths; one ends at a stop string within a draft."""
+    texts = [bare.lm.tokenizer.decode(bare.store.tokens[at : at + 20 + at // 9].tolist()) for at in (1, 90, 300)]
+    options = {"max_new_tokens": 30, "do_sample": False}
+    alone = [bare.continuations([text], draft=False, **options)[0].tokens for text in texts]
+    made = both(bare, texts, **options)
     assert [one.tokens for one in made] == alone
+    assert all(len(one.passes) < len(one.tokens) and any(one.drafted) for one in made)
+    word = bare.lm.tokenizer.decode(alone[0]).split()[3]
+    stopped = both(bare, texts, stop_strings=[word], **options)
+    assert len(stopped[0].tokens) < 30 == max(len(one.tokens) for one in stopped)
+
+
+def test_a_large_batch_is_left_to_transformers(knnlm, monkeypatch):
+    monkeypatch.setattr(generation, "_MOST_ROWS", 1)
+    made = both(knnlm, [PROMPT, "free"], max_new_tokens=8, do_sample=False)
+    assert all(one.passes == [Pass(0, 1)] * 8 for one in made)
 
 
 def test_without_memory_the_stores_text_still_drafts(bare):

@@ -15,6 +15,8 @@ from lm_eval.api.registry import get_model
 from nearlm.base import NearLMError
 from nearlm.knnlm import KNNLM
 from nearlm.knnlm.harness import HarnessLM, run_harness
+from nearlm.store import SearchSettings
+from pairs import make_pair
 from tiny import make_text
 
 TEXT = make_text(30, seed=91)  # longer than a window of the store
@@ -100,3 +102,14 @@ def test_mistakes_are_one_line(store, double_lm, monkeypatch):
         run_harness(store, ["known", "unknown"], model=double_lm)
     with pytest.raises(NearLMError, match="expected one of on, off"):
         HarnessLM(store, "maybe", double_lm)
+
+
+def test_several_stores_are_one_model(tmp_path, double_lm):
+    stores = make_pair(tmp_path, double_lm)
+    ours = KNNLM.load(stores, double_lm, SearchSettings(mixture="none")).score(SHORT)
+    lm = HarnessLM(list(stores), "on", double_lm, SearchSettings(mixture="none"))
+    try:
+        found = lm.loglikelihood_rolling(ask("loglikelihood_rolling", SHORT), disable_tqdm=True)[0]
+    finally:
+        lm.close()
+    assert found == pytest.approx(ours.logp.sum(), abs=1e-4)

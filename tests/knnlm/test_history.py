@@ -49,7 +49,7 @@ def test_the_gate_sees_the_last_tokens_of_every_row(double_lm, store, watched, o
     told, whole = watched
     torch.manual_seed(0)
     knnlm = load_knnlm(store, double_lm, gate="counts", skip=0.3)
-    knnlm.generate(PROMPTS, max_new_tokens=8, **options)
+    knnlm.generate(PROMPTS, max_new_tokens=8, draft=False, **options)
     assert len(told) == len(whole) > 4
     for contexts, sequences in zip(told, whole, strict=True):
         expected = np.pad(sequences, ((0, 0), (4, 0)), constant_values=-1)[:, -4:]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gated import SETTINGS
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from transformers import (
     GPT2Config,
@@ -16,7 +16,7 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
     RepetitionPenaltyLogitsProcessor,
-    StoppingCriteriaList,
+    StoppingCriteria,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -25,9 +25,10 @@ from transformers import (
 from calls import build, build_index, load_knnlm
 from nearlm.knnlm import Attachment
 from nearlm.knnlm.draft_length import Acceptance
+from nearlm.knnlm.draft_passes import can_crop
 from nearlm.knnlm.draft_votes import Chain
 from nearlm.knnlm.drafting import Drafter
-from nearlm.knnlm.speculation import Speculation, _Writer, can_crop
+from nearlm.knnlm.speculation import Row, Speculation
 from nearlm.mixing import Gate, Memory, build_infinigram, untrained_mixture
 from nearlm.model.lm import LM
 from nearlm.model.passes import turn
@@ -73,7 +74,7 @@ def speculate(knnlm, ids, drafter, streamer=None, **options):
     given = {"attention_mask": torch.ones(1, len(ids), dtype=torch.long), "pad_token_id": 1, "streamer": streamer}
     with turn(knnlm.lm.model), attached:
         out = knnlm.lm.model.generate(torch.tensor([ids]), custom_generate=speculation, **given, **options)
-    return out[0].tolist(), speculation
+    return out[0].tolist(), speculation.rows[0]
 
 
 def plainly(knnlm, ids, **options):
@@ -139,6 +140,99 @@ def test_random_models_and_stores_write_the_same_with_drafts(tmp_path_factory, t
     ids = made.tokens[:7].tolist()
     options = {"max_new_tokens": 20, "do_sample": False}
     assert speculate(knnlm, ids, drafter_of(knnlm), **options)[0] == plainly(knnlm, ids, **options)
+
+
+class Oracles(Oracle):
+    """Knows the rows of a batch, and which of their tokens it gets wrong."""
+
+    def chain(self, read, near, row):
+        for begin, coming in zip(self.begins, self.rows, strict=True):
+            self.coming = coming[begin:]
+            if self.coming[: len(read)].tolist() == read.tolist():
+                return super().chain(read, near, row)
+        raise AssertionError("a row was asked for that nobody writes")
+
+
+def oracles_of(knnlm, prompts, rows):
+    made = Oracles(knnlm.store, None, Sure())
+    made.begins = [max(map(len, prompts)) - len(prompt) for prompt in prompts]
+    made.rows = rows.numpy()
+    return made
+
+
+def together(knnlm, prompts, speculation=None, **options):
+    """Write a batch, with drafts or without."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[1] * (width - len(row)) + row for row in prompts])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts])
+    watch = None if speculation is None else speculation.watch
+    attached = nullcontext() if knnlm.memory is None else Attachment(knnlm.lm, knnlm.memory, watch)
+    given = {"attention_mask": mask, "pad_token_id": 1, "custom_generate": speculation, **options}
+    with turn(knnlm.lm.model), attached:
+        return knnlm.lm.model.generate(ids, **given)
+
+
+@settings(max_examples=15, phases=[Phase.generate])
+@given(st.data())
+def test_drafts_never_change_the_greedy_output_of_a_batch(memories, data):
+    """Rows of unlike lengths end at unlike times, and each has its own drafts, right and wrong ones."""
+    knnlm = data.draw(st.sampled_from(memories))
+    prompts = []
+    for _ in range(data.draw(st.integers(2, 4))):
+        length = data.draw(st.integers(1, 12))
+        place = data.draw(st.integers(0, len(knnlm.store.tokens) - length - 1))
+        prompts.append(knnlm.store.tokens[place : place + length].tolist())
+    options = {"max_new_tokens": data.draw(st.integers(1, 16)), "do_sample": False}
+    options |= data.draw(st.sampled_from([{}, {"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 3}]))
+    whole = together(knnlm, prompts, **options)
+    end = int(data.draw(st.sampled_from(whole[:, max(map(len, prompts)) :].flatten().tolist())))
+    expected = together(knnlm, prompts, eos_token_id=end, **options)
+    oracles = oracles_of(knnlm, prompts, whole)
+    oracles.wrong = np.array(data.draw(st.lists(st.booleans(), min_size=whole.shape[1], max_size=whole.shape[1])))
+    for drafter in (drafter_of(knnlm), oracles):
+        speculation = Speculation(drafter, np.ones(4 * 17))
+        found = together(knnlm, prompts, speculation, eos_token_id=end, **options)
+        assert found.tolist() == expected.tolist()
+        assert len(speculation.rows) == len(prompts)
+        assert all(len(row.drafted) == sum(one.written for one in row.passes) for row in speculation.rows)
+
+
+def test_a_batch_of_right_drafts_needs_few_passes(knnlm):
+    prompts = [knnlm.prompt_ids(PROMPT), knnlm.prompt_ids("free")]
+    options = {"max_new_tokens": 25, "min_new_tokens": 25, "do_sample": False}
+    expected = together(knnlm, prompts, **options)
+    oracles = oracles_of(knnlm, prompts, expected)
+    oracles.wrong = np.zeros(99, bool)
+    speculation = Speculation(oracles, np.ones(34))
+    assert together(knnlm, prompts, speculation, **options).tolist() == expected.tolist()
+    assert [row.passes for row in speculation.rows] == [[(0, 1), (8, 9), (8, 9), (5, 6)]] * 2
+
+
+def test_a_batch_is_left_to_transformers_if_rows_depend_on_each_other_or_on_chance(knnlm):
+    prompts = [knnlm.prompt_ids(PROMPT), knnlm.prompt_ids("free")]
+    options = {"max_new_tokens": 6, "do_sample": False}
+    for more in (
+        {"do_sample": True},
+        {"prefix_allowed_tokens_fn": lambda row, read: [5 + row, 9]},
+        {"logits_processor": [lambda read, scores: scores.roll(len(read), -1)]},
+        {"eos_token_id": None, "stopping_criteria": [EndsWith(int(together(knnlm, prompts, **options)[0, -4]))]},
+    ):
+        speculation = Speculation(drafter_of(knnlm))
+        torch.manual_seed(3)
+        expected = together(knnlm, prompts, **{**options, **more})
+        torch.manual_seed(3)
+        found = together(knnlm, prompts, speculation, **{**options, **more})
+        assert found.tolist() == expected.tolist() and not speculation.rows
+
+
+class EndsWith(StoppingCriteria):
+    """Ends rows that end with a token; without an EOS transformers writes on until all have ended."""
+
+    def __init__(self, token):
+        self.token = token
+
+    def __call__(self, ids, scores, **_):
+        return ids[:, -1] == self.token
 
 
 def test_right_drafts_need_few_passes_and_wrong_ones_cost_none(knnlm):
@@ -223,9 +317,9 @@ def test_samples_are_of_the_mixture_itself(knnlm, name):
     draws = 1200
     seen = dict.fromkeys(expected, 0)
     for _ in range(draws):
-        writer = _Writer(ids, processor, StoppingCriteriaList(), Config, None)
-        writer._stopping = lambda ids, _: torch.zeros(1, dtype=torch.bool)
-        seen[tuple(writer.choose(logits, draft).tolist())] += 1
+        row = Row(ids, processor, lambda ids, _: torch.zeros(1, dtype=torch.bool), Config, None)
+        row.go_on(logits, draft)
+        seen[tuple(row.latest.tolist())] += 1
     likely = [key for key, mass in expected.items() if mass * draws >= 5]
     rest = sum(expected[key] for key in expected.keys() - set(likely)) * draws
     others = sum(seen[key] for key in seen.keys() - set(likely))
@@ -316,4 +410,4 @@ def test_what_cannot_be_drafted_for_is_left_to_transformers(knnlm):
         given = {"custom_generate": speculation, "return_dict_in_generate": True, "output_scores": True, **options}
         made = knnlm.lm.model.generate(torch.tensor([ids]), pad_token_id=1, **given)
     assert made.sequences[0].tolist() == plainly(knnlm, ids, **options) and len(made.scores) == 6
-    assert not speculation.passes
+    assert not speculation.rows

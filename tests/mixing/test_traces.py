@@ -13,7 +13,7 @@ from calls import evaluate, load_knnlm, tune
 from nearlm.base import QUIET, Job, OptionError, Reporter, files
 from nearlm.mixing import traces, tuning
 from nearlm.mixing.equations import mix, perplexity
-from nearlm.mixing.traces import cache_text, trace_lm, trace_search
+from nearlm.mixing.traces import cache_text, trace_lm, trace_search, traces_in
 from nearlm.model.lm import LM
 from nearlm.search.retriever import Retriever
 from tiny import make_llama, make_text
@@ -203,3 +203,14 @@ def test_a_damaged_trace_is_made_again_and_said_so(lm, store, valid, monkeypatch
     np.testing.assert_array_equal(made.log_p_knn(2.0), expected)
     assert path.read_bytes() == data
     assert f"{path.name} is damaged (its checksum differs); computing that trace again" in capsys.readouterr().err
+
+
+def test_traces_may_be_kept_elsewhere(lm, store, valid, tmp_path):
+    elsewhere = tmp_path / "mine"
+    with traces_in(elsewhere):
+        found = trace_lm(lm, cache_text(valid, lm.tokenizer, store.reading()), store.reading())
+    assert {path.name.partition("-")[0] for path in elsewhere.iterdir() if path.name != "reading"} == {"lm", "text"}
+    assert len(found) and traces.trace_folder() != elsewhere
+    with pytest.raises(KeyError), traces_in(elsewhere):
+        raise KeyError
+    assert traces.trace_folder() != elsewhere

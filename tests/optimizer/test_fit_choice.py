@@ -7,7 +7,8 @@ import pytest
 
 from calls import build, build_index, load_knnlm
 from nearlm.mixing import learn_all
-from nearlm.optimizer.fit_choice import _pick, bring_up_to_date
+from nearlm.optimizer.fit_choice import TUNED_TOKENS, _pick, bring_up_to_date, say_tried
+from nearlm.optimizer.fit_plan import WAYS
 from nearlm.optimizer.optimization import Rule
 from nearlm.optimizer.overhead import Measured
 from nearlm.optimizer.points import Point, Setup
@@ -25,6 +26,13 @@ FOUND = [measured("good", 8.0, 50.0), measured("fast", 9.0, 10.0), measured("mid
 def test_within_an_overhead_the_best_is_taken_or_else_the_fastest(limit, label):
     best, notes = _pick(None, FOUND, Rule(0.02, None), limit)
     assert best.point.label == label and bool(notes) == (limit == 1)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"), [(0, "nothing"), (TUNED_TOKENS - 1, "one λ"), (TUNED_TOKENS, f"{WAYS[0].count - 1} ways")]
+)
+def test_what_will_be_tried_depends_on_what_there_is_to_tune_on(tokens, said):
+    assert say_tried(tokens, WAYS[0]).startswith(said)
 
 
 @pytest.mark.parametrize(("budget", "label", "said"), [(1.1, "fast", 0), (0.6, "middle", 0), (0.01, "good", 1)])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nearlm.base.errors import StoreError
+from nearlm.base import StoreError, files
 from nearlm.optimizer.continuations import Continuation
 from nearlm.optimizer.fit_record import Fit, read_fit, verify_fit, write_fit
 from nearlm.optimizer.unseen import Quality, Unseen
@@ -60,3 +60,18 @@ def test_the_table_tells_all_and_commands_are_safe_to_paste():
     serve, generate = FOUND.commands("my store")
     assert serve == "nearlm serve 'my store'"
     assert generate == "nearlm generate 'my store' \"A prompt of nine words and then some\""
+
+
+def test_a_prompt_with_escapes_does_not_command_a_terminal():
+    shown = Continuation("one \x1b[2Jtwo \x9b3J three", "", "", "")
+    said = Fit("tiny", 900, 9, 12_345, 2, 300, 3, 0, "k 64", (), None, shown).commands("ready")
+    assert said[1] == 'nearlm generate ready "one [2Jtwo 3J three"'
+
+
+@pytest.mark.parametrize("block", [0, -3])
+def test_a_forged_record_cannot_cut_a_text_into_nothing_for_ever(tmp_path, block):
+    place = FitFiles(tmp_path / "fit")
+    write_fit(place, "request", "text", SPLIT, FOUND)
+    files.write_stamped(place.description, {**files.read_stamped(place.description), "block": block})
+    with pytest.raises(StoreError, match="block"):
+        read_fit(place)

@@ -54,7 +54,8 @@ def test_a_folder_becomes_a_memory_and_more_text_only_adds_to_it(lm, tmp_path, c
     write_documents(docs, range(40, 50))
     twin = sorted(names(out, docs, TEST))[0].partition("/")[2]
     (docs / "twin.txt").write_text((docs / twin).read_text() + "\nAnd more.")
-    more = fit(None, str(docs), out, build_options=SHORT)
+    more = fit(None, str(docs), out, build_options=SHORT, reporter=Reporter())
+    assert "nearlm tune" not in capfd.readouterr().err  # it does that itself
     grown = Datastore.open(out)
     assert grown.manifest.segments[0].tokens == store.manifest.tokens
     assert len(grown.manifest.segments) == 2 and more.records == len(grown) > len(store)

@@ -6,7 +6,19 @@ import pytest
 from pointing import point
 
 from nearlm.base import OptionError
-from nearlm.optimizer.points import Goal, Shape, Skipping, cheapest, estimates, is_preferred
+from nearlm.optimizer.points import (
+    Choice,
+    Goal,
+    HeldOutTokens,
+    Shape,
+    Skipping,
+    cheapest,
+    compare_costs,
+    estimates,
+    explain,
+    is_preferred,
+    tokens_to_settle,
+)
 
 
 def test_estimates_add_perplexities_and_multiply_times():
@@ -66,3 +78,35 @@ def test_a_memory_that_nobody_can_have_measured_is_refused(change):
         replace(point(9.0, 5.0).setup, records=-1)
     with pytest.raises(OptionError, match="1 ratios, expected one for each of 101 shares"):
         Skipping([1.0], 0.0, 1.0)
+
+
+def test_a_memory_that_is_slower_or_larger_than_vanilla_is_never_called_less():
+    vanilla, fast = point(10.0, 100.0), point(10.0, 25.0)
+    assert "25.0 µs per token, 4.0 times less than the vanilla kNN-LM's 100.0" in compare_costs(fast, vanilla)
+    assert "MORE" not in compare_costs(fast, vanilla)
+    large = replace(vanilla.setup, store_bytes=2 * vanilla.setup.store_bytes)
+    slow = replace(point(10.0, 220.0), setup=large)
+    assert "2.2 times MORE than" in compare_costs(slow, vanilla) and "which is MORE" in compare_costs(slow, vanilla)
+    held_out = HeldOutTokens(9, 10.0, 10.0, 20.0)
+    assert compare_costs(slow, vanilla) in explain(vanilla, slow, 0.1, held_out, 1000)
+
+
+def test_what_would_settle_a_difference_falls_with_the_square_of_how_sure_it_is():
+    assert tokens_to_settle(1000, 1.0) == " About 3,000 more validation tokens would settle it."
+    assert tokens_to_settle(1000, 2.0) == tokens_to_settle(1000, 0.0) == tokens_to_settle(1000, -1.0) == ""
+    unsure = replace(point(10.05, 30.0), beyond=0.05, margin=0.1)
+    said = explain(point(10.0, 100.0), unsure, 0.1, HeldOutTokens(9, 10.0, 10.0, 20.0), 1000)
+    assert "+0.050 ± 0.100. About 3,000 more validation tokens would settle it." in said
+    worse = replace(unsure, beyond=0.2)
+    assert "settle" not in explain(point(10.0, 100.0), worse, 0.1, HeldOutTokens(9, 10.0, 10.0, 20.0), 1000)
+
+
+def test_the_table_shows_how_sure_each_difference_is():
+    shown = replace(point(10.05, 30.0), beyond=0.05, margin=0.1, chosen=True)
+    assert "+0.050 ± 0.100" in Choice(1000, 20.0, point(10.0, 100.0), [shown], "why").table()
+
+
+def test_the_vanilla_memory_can_be_the_winner():
+    vanilla = replace(point(10.0, 100.0), label="vanilla", chosen=True)
+    choice = Choice(1000, 20.0, vanilla, [point(11.0, 30.0)], "why")
+    assert choice.winner is vanilla and "→ vanilla" in choice.table()

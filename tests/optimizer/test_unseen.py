@@ -43,3 +43,8 @@ def test_a_verdict_needs_two_standard_errors():
     assert replace(unseen, saved=-unseen.saved).helps is False
     assert replace(unseen, saved_error=unseen.saved).helps is None
     assert "chance" in "".join(replace(unseen, saved_error=unseen.saved).lines())
+
+
+def test_one_document_is_not_several():
+    assert "12 unseen documents (" in Unseen.of(*scored()).lines()[0]
+    assert "1 unseen document (" in Unseen.of(*scored(documents=1)).lines()[0]

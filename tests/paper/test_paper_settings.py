@@ -5,12 +5,17 @@ import pytest
 
 from nearlm.base.errors import OptionError
 from nearlm.paper.results import ALL, NLM, VANILLA
-from nearlm.paper.settings import DEMO, SETTINGS, change, find_setting, resize
+from nearlm.paper.settings import DEMO, SETTINGS, change, find_setting, give_budgets, resize
 
 
 def test_settings_at_the_papers_scale():
-    assert set(SETTINGS) == {"domain", "standard", "wikitext103", "law-mt"}
+    compared = {name: one for name, one in SETTINGS.items() if one.budgets}
+    assert set(compared) == {"comparison", "comparison-standard"}
+    assert set(SETTINGS) - set(compared) == {"domain", "standard", "wikitext103", "law-mt"}
     for name, one in SETTINGS.items():
+        if one.budgets:
+            assert one.name == name and one.unrelated and one.budgets == (2.0, 8.0, 32.0) and not one.paper
+            continue
         assert one.name == name and one.train and one.valid and one.test and one.prompt
         rows = {row.name: row for row in one.paper}
         assert set(rows) == {NLM, VANILLA, "+ AR", "+ GM", "+ DR", ALL}
@@ -51,3 +56,17 @@ def test_words_are_those_of_the_given_model_and_texts():
     another = change(SETTINGS["domain"], model="org/mine")
     assert another.title == "mine with a memory of spdx:train, tested on spdx:test"
     assert another.prompt == SETTINGS["domain"].prompt
+
+
+def test_budgets_are_for_comparisons():
+    compared = SETTINGS["comparison"]
+    assert give_budgets(compared, (), ()) is compared and give_budgets(compared, (), ("LoRA",)) == compared
+    assert give_budgets(compared, (8.0, 0.5, 8.0), ()).budgets == (0.5, 8.0)
+    for budgets in ((0.0,), (-1.0,), (float("nan"),), (float("inf"),)):
+        with pytest.raises(OptionError, match="expected minutes above 0"):
+            give_budgets(compared, budgets, ())
+    with pytest.raises(OptionError, match="`methods` is for comparisons, but `setting` is 'domain'"):
+        give_budgets(SETTINGS["domain"], (), ("LoRA",))
+    own = change(compared, model="org/mine", train=("notes",), valid=("v",), test=("w",), unrelated=("u",))
+    assert own.title == "Equal time, equal text: mine on notes, tested on w" and "learn notes" in own.text
+    assert own.unrelated == ("u",) and change(compared, train=("notes",)).unrelated == ()

@@ -23,7 +23,7 @@ from nearlm.paper import reproduction as reproducing
 from nearlm.paper.report import write_report
 from nearlm.paper.reproduction import ALL_PARTS, DEMO_PARTS, Reproduction
 from nearlm.paper.results import ALL, MIXED, NLM, VANILLA, WITHIN, Parts, Results
-from nearlm.paper.settings import Setting
+from nearlm.paper.settings import SETTINGS, Setting, change
 from nearlm.store.datastore import Datastore
 from tiny import make_text
 
@@ -178,6 +178,25 @@ def test_the_demo_fits_a_memory_and_puts_it_into_the_papers_table(setting, tmp_p
         assert (parts.continuation.prompt, parts.continuation.truth) == (shown.prompt, shown.truth)
     page = write_report(results).read_text()
     assert "How well it does on unseen text" in page and "bits are saved" in page
+
+
+@pytest.mark.timeout(300)
+def test_wikitext103_runs_from_end_to_end(setting, model_folder, tmp_path, small):
+    """The preset itself, with packed paragraphs and all tokens, but for the model, the texts and how many points."""
+    texts = {}
+    for number, split in enumerate(("train", "valid", "test")):
+        lines = [f" = {make_text(2, seed=number)} = \n\n", *make_text(260, seed=number).splitlines(keepends=True)]
+        path = tmp_path / f"{split}.jsonl"  # a row is a document there, as in the dataset
+        path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines if line.strip()))
+        texts[split] = (str(path),)
+    preset = change(SETTINGS["wikitext103"], model=str(model_folder), **texts)
+    assert preset.pack and preset.valid_tokens is preset.test_tokens is preset.sweep_tokens is None
+    few = replace(preset, rounds=1, timed_tokens=200, keeps=(0.5,), dims=(8,), ks=(16,))
+    results = Reproduction(few, tmp_path / "out", Reporter(quiet=True)).run(ALL_PARTS)
+    assert measured(results.all()) == {*ALL_PARTS, "about"}
+    store = Datastore.open(tmp_path / "out" / "store")
+    assert store.manifest.pack and store.manifest.documents > 10
+    assert "WikiText-103" not in write_report(results).read_text().partition("</h1>")[0]  # the user's own texts
 
 
 def test_an_index_of_the_users_stays_as_it_is(setting, tmp_path, small):

@@ -6,6 +6,7 @@ import pytest
 from nearlm.base import files
 from nearlm.base.arrays import ArrayFile, ShardedArray
 from nearlm.search import rescoring as rescore
+from synthetic import skewed_store
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
@@ -22,6 +23,17 @@ def test_rescoring_equals_the_equation(tmp_path, monkeypatch, dtype, in_memory):
     queries, ids = rng.normal(size=(150, 24)).astype(np.float32), rng.integers(-1, 900, (150, 40))
     found = rescore.Rescorer(ShardedArray(shards)).distances(queries, ids)
     true = ((keys[ids].astype(np.float64) - queries[:, None]) ** 2).sum(-1)
+    np.testing.assert_allclose(found, np.where(ids < 0, np.inf, true), rtol=1e-5, atol=1e-6)
+
+
+def test_8_bit_keys_are_compared_as_what_they_stand_for(tmp_path):
+    rng = np.random.default_rng(1)
+    store = skewed_store(tmp_path / "store", coded=True)
+    queries, ids = rng.normal(3, 1, (40, 12)).astype(np.float32), rng.integers(-1, 500, (40, 30))
+    found = rescore.Rescorer(store.keys).distances(queries, ids)
+    codes = np.concatenate(store.keys.shards)[ids].astype(np.float64)
+    middle, step = np.load(tmp_path / "store" / "scales.npy").astype(np.float64)
+    true = ((middle + step * codes - queries[:, None]) ** 2).sum(-1)
     np.testing.assert_allclose(found, np.where(ids < 0, np.inf, true), rtol=1e-5, atol=1e-6)
 
 

@@ -2,18 +2,22 @@
 
 import shutil
 
+import httpx
 import numpy as np
 import pytest
+from live import run_server
 
-from calls import load_knnlm
-from nearlm.base import ModelError, OptionError
+import nearlm
+from calls import build, load_knnlm
+from nearlm.base import ModelError, OptionError, files
 from nearlm.model.lm import LM
+from nearlm.search import build_index
 from nearlm.serve.catalog import Catalog
 from nearlm.serve.errors import APIError
 from nearlm.serve.limits import Limits
 from nearlm.serve.metrics import Metrics
 from nearlm.store import SearchSettings
-from tiny import make_llama
+from tiny import make_llama, make_text
 
 
 def opened(stores, lm):
@@ -63,3 +67,59 @@ def test_variants_are_not_kept_for_ever(stores, served_lm, monkeypatch):
     for number in range(1, 9):
         served.memory_for(SearchSettings(k=number))
     assert len(served._variants) == 3
+
+
+def test_a_running_server_takes_up_what_is_added_and_forgotten(served_lm, tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"doc{number}.txt").write_text(make_text(60, seed=number))
+    made = build(served_lm, str(folder), tmp_path / "live", window=64, key_dtype="float32", quiet=True)
+    build_index(made, "flat")
+    files.write_stamped(made.layout.index("default").settings, {"lam": 0.9, "knn_temperature": 1.0, "k": 8})
+    (tmp_path / "more.txt").write_text(make_text(60, seed=7))
+    running = run_server([made.path], served_lm)
+    try:
+        with httpx.Client(base_url=running.url, timeout=60) as http:
+            text = (folder / "doc1.txt").read_text()
+            first = state(http, text)
+            nearlm.add(made.path, str(tmp_path / "more.txt"), served_lm)
+            added = state(http, text)
+            nearlm.forget(made.path, source="*doc1.txt")
+            forgot = state(http, text)
+            nearlm.compact(made.path)
+            compacted = state(http, text)
+    finally:
+        running.stop()
+    assert [len(seen[0]) for seen in (first, added, forgot, compacted)] == [3, 4, 3, 3]
+    assert not any("doc1" in name for name in forgot[0]) and added[0][-1].endswith("more.txt")
+    assert added[1] == pytest.approx(first[1], abs=0.2)
+    assert forgot[1] < first[1] - 0.5 and compacted[1] == pytest.approx(forgot[1], abs=1e-6)
+    assert not any("doc1" in document for document in forgot[2]) and any("doc1" in document for document in first[2])
+
+
+def state(http, text):
+    """Return the documents that a server shows, its mean log p of a text, and the documents that it explains it by."""
+    listed = http.get("/v1/nearlm/stores/live/documents").json()["documents"]
+    asked = {"model": "live", "text": text[:200], "nearlm": {"explain": True, "neighbors": 4}}
+    said = http.post("/v1/nearlm/score", json=asked).json()
+    held = {near["document"] for token in said["tokens"] for near in token["neighbors"]}
+    return [one["name"] for one in listed], -float(np.log(said["perplexity"])), held
+
+
+def test_several_stores_at_once_share_what_is_open(stores, served_lm, tmp_path):
+    shutil.copytree(stores[0].path, tmp_path / "twin")
+    catalog = opened([*stores, tmp_path / "twin"], served_lm)
+    assert catalog.names[-1] == "mem+bare+twin"
+    chosen = catalog.choose("mem+twin")
+    assert chosen.memory and chosen.served is catalog.choose("mem+twin").served
+    parts = chosen.served.memory.each
+    assert [one.retriever for one in parts] == [catalog.stores[name].memory.retriever for name in ("mem", "twin")]
+    assert [shown.name for shown in chosen.served.shown] == ["mem", "twin"]
+    for name in ("mem+no", "mem+", "+", "mem+bare:off"):
+        with pytest.raises(APIError, match="expected one of"):
+            catalog.choose(name)
+    with pytest.raises(APIError, match="named twice"):
+        catalog.choose("mem+mem")
+    with pytest.raises(APIError, match="their own settings"):
+        chosen.served.memory_for(SearchSettings(lam=0.5))

@@ -1,9 +1,11 @@
 """Rows of unlike lengths in one forward pass: each gets what it gets alone."""
 
+import numpy as np
 import pytest
 import torch
 
 from nearlm.model.lm import LM
+from nearlm.model.packing import Packing
 from nearlm.serve.decoder import CHUNK, Decoder, Reading
 from tiny import make_llama
 
@@ -45,6 +47,28 @@ def test_rows_join_step_and_leave_as_if_they_were_alone(decoder):
         if step < 10 or step > 66:
             for i, row in enumerate(rows):
                 assert torch.allclose(said.logits[i], alone(decoder.lm, row), atol=1e-9)
+
+
+def test_drafts_of_rows_are_read_and_taken_back(decoder):
+    """Each row has as many of its drafted tokens taken back as it likes, and goes on as if they had not been read."""
+    reading = Reading(PROMPTS)
+    decoder.read(reading)
+    past = decoder.join(None, [], reading, [1, 1, 1])
+    rows = [list(row) for row in PROMPTS]
+    draw = np.random.default_rng(1)
+    for _ in range(12):
+        drafts = [draw.integers(0, 300, draw.integers(0, 6)).astype(np.int32) for _ in rows]
+        new = draw.integers(0, 300, 3).tolist()
+        said = decoder.step(past, new, drafts)
+        wide = 1 + max(map(len, drafts))
+        kept = [int(draw.integers(0, len(draft) + 1)) for draft in drafts]
+        for i, row in enumerate(rows):
+            for place in range(len(drafts[i]) + 1):
+                expected = alone(decoder.lm, [*row, new[i], *drafts[i][:place].tolist()])
+                assert torch.allclose(said.logits[i * wide + place], expected, atol=1e-9)
+            row += [new[i], *drafts[i][: kept[i]].tolist()]
+        past.shrink([wide - 1 - count for count in kept])
+        assert past.lengths == [len(row) for row in rows]
 
 
 def test_a_long_prompt_is_read_in_chunks(tokenizer):
@@ -92,3 +116,26 @@ def test_mamba_is_run_row_by_row(tokenizer):
         said = decoder.step(past, [token, token + 1])
     expected = alone(lm, [*PROMPTS[0], 8, 10])
     assert torch.allclose(said.logits[1], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("weights", "for_one"), [("float32", False), ("float16", True)])
+def test_weights_are_packed_for_several_tokens_and_left_alone_in_the_end(tokenizer, weights, for_one):
+    lm = LM(make_llama(seed=1), tokenizer)
+    lm.packing = Packing(weights)
+    head = lm.model.lm_head
+    packed = []
+    lm.model.model.register_forward_hook(lambda *_: packed.append("forward" in vars(head)))
+    decoder = Decoder(lm)
+    assert decoder.together and "forward" not in vars(head)
+    packed.clear()
+    reading = Reading(PROMPTS)
+    decoder.read(reading)
+    past = decoder.join(None, [], reading, [1, 1, 1])
+    said = decoder.step(past, [7, 7, 7])
+    past = decoder.keep(past, [1])
+    decoder.step(past, [9])
+    assert packed == [True, True, for_one]
+    decoder.rest()
+    assert "forward" not in vars(head)
+    if not for_one:
+        assert torch.allclose(said.logits[1], alone(lm, [*PROMPTS[1], 7]), atol=1e-4)

@@ -6,6 +6,8 @@ import httpx
 import pytest
 from live import run_server
 
+from nearlm.serve import guard
+
 KEY = "0123456789abcdef"
 
 
@@ -70,3 +72,12 @@ def test_no_path_reaches_the_file_system(running):
             answer = b"".join(iter(lambda raw=raw: raw.recv(4096), b""))
         assert answer.startswith((b"HTTP/1.1 404", b"HTTP/1.1 400"))
         assert b"root:" not in answer
+
+
+def test_more_requests_than_are_handled_at_a_time_are_refused(http, running, monkeypatch):
+    monkeypatch.setattr(guard, "MOST_REQUESTS", 0)
+    response = http.get("/health")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "too_many_requests")
+    assert response.headers["retry-after"]
+    monkeypatch.undo()
+    assert http.get("/health").status_code == 200

@@ -28,3 +28,19 @@ def test_columns_are_appended_in_place_and_beyond_the_room():
     keys, _ = past.piece(1).layers[0]
     assert keys.shape == (2, 82, 4)
     assert torch.equal(keys[:, 2:, 0], torch.arange(80.0).expand(2, 80))
+
+
+def test_columns_are_taken_back_and_rows_still_end_together():
+    pieces = [piece(5, 0), piece(2, 1), piece(3, 2)]
+    past = Past(pieces)
+    new = torch.arange(3.0).view(1, 1, 3, 1).expand(3, 2, 3, 4)
+    for layer in past.cache.layers:
+        layer.update(new, new)
+    past.grow(3)
+    past.shrink([1, 3, 2])
+    assert (past.lengths, past.width) == ([7, 2, 4], 7)
+    assert past.mask_with(2).sum(1).tolist() == [9, 4, 6]
+    for row, (expected, added) in enumerate(zip(pieces, (2, 0, 1), strict=True)):
+        for (keys, values), (wanted, _) in zip(past.piece(row).layers, expected.layers, strict=True):
+            assert torch.equal(keys[:, : expected.length], wanted) and torch.equal(keys, values)
+            assert keys[0, expected.length :, 0].tolist() == [0.0, 1.0][:added]

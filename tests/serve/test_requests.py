@@ -19,7 +19,7 @@ def test_prompts_are_one_or_several_texts_or_tokens(prompt, expected):
     [
         {"n": 0},
         {"n": True and 10**30},
-        {"top_p": 0},
+        {"top_p": -0.1},
         {"temperature": float("nan")},
         {"temperature": 3},
         {"stop": [""]},
@@ -46,6 +46,14 @@ def test_values_that_change_nothing_and_unknown_fields_are_taken():
     asked = CompletionRequest(prompt="a", best_of=1, presence_penalty=0, logit_bias={}, something_new=3, stop="x")
     assert asked.stops == ("x",)
     assert (asked.sampling.temperature, asked.sampling.top_p, asked.max_tokens) == (1.0, 1.0, 16)
+
+
+def test_null_is_what_is_not_given():
+    names = [name for name in CompletionRequest.model_fields if name != "prompt"]
+    assert CompletionRequest(prompt="a", **dict.fromkeys(names)) == CompletionRequest(prompt="a")
+    messages = [{"role": "user", "content": "a"}]
+    names = [name for name in ChatRequest.model_fields if name != "messages"]
+    assert ChatRequest(messages=messages, **dict.fromkeys(names)) == ChatRequest(messages=messages)
 
 
 def test_messages_may_come_in_parts():

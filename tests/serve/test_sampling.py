@@ -31,6 +31,10 @@ def test_top_p_keeps_the_likeliest_that_reach_it(top_p, kept):
     assert np.allclose(drawn(Sampling(1.0, top_p, seed=3)), expected / expected.sum(), atol=0.03)
 
 
+def test_top_p_of_nothing_takes_the_likeliest():
+    assert drawn(Sampling(1.0, 0.0), 50).tolist() == [1, 0, 0, 0]
+
+
 def test_a_seed_repeats_and_choices_have_their_own_randomness():
     def first(choice):
         generator = Sampling(seed=5).generator(choice)

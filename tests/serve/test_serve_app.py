@@ -10,6 +10,8 @@ import numpy as np
 import openai
 import pytest
 
+from nearlm.base import NearLMWarning
+
 PROMPT = "the licence grants"
 
 
@@ -18,7 +20,7 @@ def greedy(client, prompt=PROMPT, model="mem", **more):
 
 
 def test_models_are_listed_with_their_memory_and_without(client):
-    assert [model.id for model in client.models.list()] == ["mem", "mem:off", "bare", "bare:off"]
+    assert [model.id for model in client.models.list()] == ["mem", "mem:off", "bare", "bare:off", "mem+bare"]
     assert client.models.retrieve("bare:off").id == "bare:off"
 
 
@@ -27,6 +29,18 @@ def test_greedy_text_is_that_of_generate(client, knnlm):
     assert found.choices[0].text == knnlm.generate(PROMPT, max_new_tokens=12, do_sample=False)
     assert found.choices[0].finish_reason == "length"
     assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (len(knnlm._document(PROMPT)), 12)
+
+
+def test_several_stores_at_once_are_a_model_too(client, http, knnlm, stores):
+    with pytest.warns(NearLMWarning, match="no weights were learned"):
+        both = type(knnlm).load(stores, knnlm.lm)
+    expected = both.generate(PROMPT, max_new_tokens=12, do_sample=False)
+    assert greedy(client, model="mem+bare").choices[0].text == expected
+    asked = {"model": "mem+bare", "text": PROMPT, "nearlm": {"explain": True}}
+    tokens = http.post("/v1/nearlm/score", json=asked).json()["tokens"]
+    assert tokens[-1]["weights"].keys() == {"lm", "mem/knn", "bare/infini-gram", "text"}
+    assert {near["store"] for token in tokens for near in token["neighbors"]} == {"mem"}
+    assert tokens[-1]["suffix"]["store"] == "bare"
 
 
 def test_without_a_name_the_first_store_is_used(http):
@@ -207,6 +221,14 @@ def test_what_cannot_be_served_is_refused_in_words(http, path, body, status, cod
     assert error["message"] and set(error) == {"message", "type", "param", "code"}
 
 
+def test_the_error_names_the_field_and_all_that_it_may_be(http):
+    error = http.post("/v1/completions", json={"prompt": {"a": 1}}).json()["error"]
+    assert error["param"] == "prompt"
+    assert "valid string" in error["message"] and "valid list" in error["message"]
+    error = http.post("/v1/completions", json={"prompt": "a", "nearlm": {"k": 0}}).json()["error"]
+    assert error["param"] == "nearlm.k"
+
+
 def test_the_client_raises_its_own_errors(client):
     with pytest.raises(openai.NotFoundError, match="expected one of mem"):
         greedy(client, model="gpt-4")
@@ -267,10 +289,10 @@ def slow(running, monkeypatch):
     counted = {"steps": 0}
     real = engine._decoder.step
 
-    def step(past, tokens):
+    def step(*arguments):
         counted["steps"] += 1
         time.sleep(0.05)
-        return real(past, tokens)
+        return real(*arguments)
 
     monkeypatch.setattr(engine._decoder, "step", step)
     return counted
@@ -306,7 +328,7 @@ def test_a_step_that_fails_ends_its_requests_and_nothing_else(running, http, mon
     engine = idle(running)
     real = engine._decoder.step
 
-    def step(past, tokens):
+    def step(*_):
         monkeypatch.setattr(engine._decoder, "step", real)
         raise MemoryError
 

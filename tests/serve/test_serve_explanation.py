@@ -5,7 +5,7 @@ import pytest
 
 from calls import load_knnlm
 from nearlm.mixing import Contexts, Known
-from nearlm.serve.explanation import AROUND, Found, Trace, trace_tokens
+from nearlm.serve.explanation import AROUND, Found, ShownStore, Trace, trace_tokens
 
 
 def test_neighbours_have_their_shares_of_p_knn(stores, served_lm):
@@ -28,7 +28,8 @@ def test_text_around_a_neighbour_stays_in_its_document(stores, chatty):
     bounds = store.document_bounds
     for position in (int(bounds[1]) - 1, int(bounds[1]) + 1, 40):
         record = store.record_at(position)
-        shown = Trace(0.5, 0.5, neighbors=(Found(record, 1.0, 0.5),)).to_json(3, store, chatty.decode)["neighbors"][0]
+        trace = Trace(0.5, 0.5, neighbors=(Found(record, 1.0, 0.5),))
+        shown = trace.to_json(3, [ShownStore(store)], chatty.decode)["neighbors"][0]
         begin = max(b for b in bounds if b <= position)
         end = min(b for b in bounds if b > position)
         assert shown["before"] == chatty.decode(store.tokens[max(begin, position - AROUND) : position])
@@ -42,7 +43,7 @@ def test_the_longest_suffix_is_named_with_its_document(stores, served_lm, chatty
     contexts = Contexts(tokens, np.zeros(1, np.int64), np.array([9], np.int64))
     prediction = memory.predict(np.zeros((1, 32), np.float32), Known.of(None, contexts, 1))
     trace = trace_tokens(memory, prediction, np.log([0.1]), tokens[9:], contexts, 3)[0]
-    shown = trace.to_json(int(tokens[9]), stores[1], chatty.decode)
+    shown = trace.to_json(int(tokens[9]), [ShownStore(stores[1])], chatty.decode)
     assert shown["suffix"]["length"] == 9
     assert shown["suffix"]["document"] == stores[1].document_of(20)[0]
     assert sum(shown["weights"].values()) == pytest.approx(1)

@@ -6,6 +6,7 @@ import pytest
 from calls import build, build_index, load_knnlm, prune_store
 from nearlm.mixing.equations import log_p_knn
 from nearlm.search.retriever import Retriever
+from nearlm.store import KeyCodec
 from synthetic import make_store
 from tiny import make_text
 
@@ -51,6 +52,26 @@ def test_standing_for_equal_keys_changes_no_probability(tmp_path, options):
         near = Retriever(store).search(queries, 60)
         found.append(log_p_knn(near.distances, near.tokens, targets, 2.0, near.weights))
     np.testing.assert_allclose(found[0], found[1], rtol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["random", "merge", "rank", "kmeans"])
+def test_8_bit_keys_stay_to_the_bit_or_become_means(tmp_path, method):
+    rng = np.random.default_rng(7)
+    keys, values = rng.normal(0, 1, (300, 6)).astype(np.float32), rng.integers(0, 9, 300)
+    keys[0] = 50
+    store = make_store(tmp_path / "store", keys, values, shard=120, codec=KeyCodec.fit(keys[1:]))
+    options = {"merge": {"neighbors": 60}}.get(method, {"keep": 0.5})
+    made = prune_store(store, method, tmp_path / "made", quiet=True, **options)
+    assert made.manifest.key_dtype == "int8" and len(made) < 300
+    codes, before = np.concatenate(made.keys.shards), np.concatenate(store.keys.shards)
+    if method == "kmeans":
+        for row in range(len(made)):
+            mean = store.keys[:][made.assign[1:] == row].mean(0)
+            np.testing.assert_allclose(made.keys[row], mean, atol=made.codec.step.max() * 0.51)
+    else:
+        np.testing.assert_array_equal(codes, before[made.origin[:] - 1])
+    assert made.manifest.clipped == np.count_nonzero(np.abs(codes) == 127) and store.manifest.clipped == 6
+    made.verify()
 
 
 def test_random_keeps_the_seeded_share(tmp_path):

@@ -41,6 +41,20 @@ def test_reduction_is_pca_as_numpy_computes_it(store, tmp_path, dim):
     assert kept == pytest.approx((s[:dim] ** 2).sum() / (s**2).sum(), abs=1e-5)
 
 
+def test_8_bit_keys_are_reduced_to_8_bit_keys_with_scales_of_their_own(tmp_path):
+    store = skewed_store(tmp_path / "store", coded=True)
+    made = reduce_store(store, 5, tmp_path / "made", quiet=True)
+    assert made.manifest.key_dtype == "int8" and made.keys.shards[0].dtype == np.int8 and made.keys.shape == (500, 5)
+    assert made.manifest.format == store.manifest.format == 3
+    whole = made.project(store.keys[:])
+    _, step = np.load(tmp_path / "made" / "scales.npy")
+    np.testing.assert_allclose(step, whole.std(0) * 6 / 126.5, rtol=1e-4)
+    assert (np.abs(made.keys[:] - whole) <= step * 0.5001 + 1e-5).all() and made.manifest.clipped == 0
+    again = prune_store(made, "random", tmp_path / "again", keep=0.5, quiet=True)  # a step takes the scales over
+    np.testing.assert_array_equal(again.keys[:], made.keys.take(again.origin[:] - 1))
+    again.verify()
+
+
 def test_the_transform_is_faiss_own_pca_with_its_rotation(store):
     keys = store.keys[:].astype(np.float32)
     theirs = faiss.PCAMatrix(12, 5, 0, True)

@@ -245,7 +245,7 @@ class TestRefused:
             ({"batch_tokens": 0}, "`batch_tokens` is 0"),
             ({"shard_records": 0}, "`shard_records` is 0"),
             ({"shard_records": -1}, "`shard_records` is -1"),
-            ({"key_dtype": "int8"}, "`key_dtype` is 'int8', expected one of float16, float32"),
+            ({"key_dtype": "int4"}, "`key_dtype` is 'int4', expected one of float16, float32, int8"),
             ({"separator": ""}, "`separator=''` gives no token"),
             ({"model": None}, "no model was given"),
         ],

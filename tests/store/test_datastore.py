@@ -188,6 +188,16 @@ def test_files_exchanged_between_shards_are_found(store: Path):
         Datastore.open(store).verify()
 
 
+def test_verify_reads_how_a_store_was_chosen(kept: Path, tmp_path):
+    store = Path(shutil.copytree(kept, tmp_path / "store"))
+    files.write_stamped(store / "optimize.json", {"plan": {"store": "a"}})
+    files.write_stamped(store / "defaults.json", {"index": "default"})
+    Datastore.open(store).verify()
+    (store / "optimize.json").write_text((store / "optimize.json").read_text().replace('"a"', '"b"'))
+    with pytest.raises(StoreError, match=r"optimize\.json"):
+        Datastore.open(store).verify()
+
+
 def test_verify_reports_how_far_it_is(kept: Path):
     opened, read = Datastore.open(kept), []
     opened.verify(read.append)

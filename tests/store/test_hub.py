@@ -95,3 +95,13 @@ def test_changed_bytes_and_strangers_are_refused(hub, store, nearlm_with, tmp_pa
     for name, why in (("other/data", "no store that `nearlm push` made"), ("no/body", "no such repository")):
         refused = nearlm_with("pull", name, "--out", tmp_path / "none")
         assert refused.returncode == 2 and why in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_a_folder_of_the_users_own_beside_the_copy_stays(hub, store, nearlm_with, tmp_path):
+    assert nearlm_with("push", store, "user/memory").returncode == 0
+    own = tmp_path / "copy.pull" / "diary.txt"
+    own.parent.mkdir()
+    own.write_text("dear diary")
+    refused = nearlm_with("pull", "user/memory", "--out", tmp_path / "copy")
+    assert refused.returncode == 2 and "diary.txt" in refused.stderr
+    assert own.read_text() == "dear diary"

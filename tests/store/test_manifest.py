@@ -17,8 +17,8 @@ from nearlm.store.manifest import extends
 
 def test_a_manifest_from_a_newer_format_asks_for_an_upgrade(store: Path):
     manifest = files.read_json(store / "manifest.json")
-    files.write_stamped(store / "manifest.json", {**manifest, "format": 3, "something": "new"})
-    with pytest.raises(StoreError, match=r"has format 3, this nearlm reads up to 2; upgrade nearlm"):
+    files.write_stamped(store / "manifest.json", {**manifest, "format": 5, "something": "new"})
+    with pytest.raises(StoreError, match=r"has format 5, this nearlm reads up to 4; upgrade nearlm"):
         Datastore.open(store)
     (store / "manifest.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(StoreError, match=r"has format 99"):

@@ -21,7 +21,7 @@ def test_options_are_frozen():
         ({"stride": -1}, "`stride` is -1"),
         ({"batch_tokens": 0}, "`batch_tokens` is 0"),
         ({"shard_records": 0}, "`shard_records` is 0"),
-        ({"key_dtype": "int8"}, "`key_dtype` is 'int8', expected one of float16, float32"),
+        ({"key_dtype": "int4"}, "`key_dtype` is 'int4', expected one of float16, float32, int8"),
     ],
 )
 def test_nonsense_is_refused_at_once(wrong, message):

@@ -1,5 +1,6 @@
 """Pushing a store to a folder and pulling it: the same bytes, or the same answers without keys; nothing half done."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -35,13 +36,28 @@ def test_a_pushed_and_pulled_store_has_the_same_bytes(indexed, tmp_path):
     assert contents(indexed) == contents(tmp_path / "shared") == contents(tmp_path / "copy")
     assert store.checksum == Datastore.open(indexed).checksum
     store.verify()
-    assert "mit" in (tmp_path / "shared" / "README.md").read_text()
+    card = (tmp_path / "shared" / "README.md").read_text()
+    assert "mit" in card and "nearlm pull ./shared" in card and str(tmp_path) not in card
 
 
 def test_a_store_that_was_never_pushed_can_be_copied_too(indexed, tmp_path):
     (indexed / "index" / "default" / "neighbors.npy.part").write_bytes(b"left over")
     pull(str(indexed), tmp_path / "copy")
     assert contents(indexed).keys() - contents(tmp_path / "copy").keys() == {"index/default/neighbors.npy.part"}
+
+
+@pytest.mark.parametrize("slim", [False, True])
+def test_8_bit_keys_are_passed_on_with_their_scales(tmp_path, slim):
+    store = skewed_store(tmp_path / "store", coded=True)
+    build_index(store, "IVF8,SQ8")
+    push(tmp_path / "store", tmp_path / "shared", slim=slim)
+    copy = pull(str(tmp_path / "shared"), tmp_path / "copy")
+    copy.verify()
+    assert (tmp_path / "copy" / "scales.npy").read_bytes() == (tmp_path / "store" / "scales.npy").read_bytes()
+    queries = store.keys[:9]
+    np.testing.assert_array_equal(Retriever(copy).search(queries, 5).ids, Retriever(store).search(queries, 5).ids)
+    if not slim:
+        np.testing.assert_array_equal(copy.keys[:], store.keys[:])
 
 
 def test_a_slim_store_finds_the_same_and_says_what_it_cannot(indexed, tmp_path):
@@ -142,6 +158,43 @@ def test_a_hostile_inventory_writes_nothing(indexed, tmp_path, name):
     with pytest.raises(StoreError, match="no store has"):
         pull(tmp_path / "shared", tmp_path / "copy")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("there", ["../../../diary.txt", "data-x/../../../../diary.txt", "{folder}/diary.txt"])
+@pytest.mark.parametrize("share", [push, pull])
+def test_a_hostile_index_publishes_no_file_from_elsewhere(indexed, tmp_path, there, share):
+    (tmp_path / "diary.txt").write_text("dear diary")
+    path = indexed / "index" / "default" / "index.json"
+    noted = files.read_stamped(path)
+    name = there.format(folder=tmp_path)
+    noted["files"][name] = {"bytes": 10, "sha256": files.checksum(tmp_path / "diary.txt")}
+    files.write_stamped(path, noted)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(StoreError, match="no store has"):
+        share(indexed, tmp_path / "shared" / "deep" / "er")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("listed", [None, [], {"x": 1}, {"x": {"bytes": "many"}}])
+def test_a_description_that_lists_no_files_is_refused(indexed, tmp_path, listed):
+    path = indexed / "index" / "default" / "index.json"
+    files.write_stamped(path, {**files.read_stamped(path), "files": listed})
+    with pytest.raises(StoreError, match="not as this nearlm writes it"):
+        push(indexed, tmp_path / "shared")
+
+
+def test_a_pipe_or_link_in_what_is_pulled_is_refused(indexed, tmp_path):
+    push(indexed, tmp_path / "shared")
+    path = tmp_path / "shared" / "values-00000.npy"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(StoreError, match="pipe"):
+        pull(tmp_path / "shared", tmp_path / "copy")
+    path.unlink()
+    path.symlink_to(indexed / path.name)
+    with pytest.raises(StoreError, match="leads out"):
+        pull(tmp_path / "shared", tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
 
 
 def test_a_link_in_what_is_pulled_into_is_not_followed(indexed, tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nearlm.text import duplicates
-from nearlm.text.duplicates import THRESHOLD, ShingleSets, connect, group, overlap, shingles
+from nearlm.text.duplicates import THRESHOLD, Overlaps, ShingleSets, connect, group, shingles
 
 
 def mixed_texts(seed: int, count: int = 30) -> list[str]:
@@ -20,7 +20,8 @@ def mixed_texts(seed: int, count: int = 30) -> list[str]:
 
 def test_overlap_equals_the_brute_force_oracle():
     texts = mixed_texts(1)
-    found = {(a, b): overlap(shingles(a), shingles(b)) for a in texts for b in texts}
+    overlaps = Overlaps([shingles(text) for text in texts])
+    found = {(a, b): share for i, a in enumerate(texts) for b, share in zip(texts, overlaps.of(i), strict=True)}
     assert {0 < share < 1 for share in found.values()} == {False, True}
     for (a, b), share in found.items():
         assert share == pytest.approx(brute_overlap(a, b))

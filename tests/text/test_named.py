@@ -55,6 +55,35 @@ def sdist(members: dict[str, str]) -> bytes:
     return buffer.getvalue()
 
 
+WIKI = [" = One = \n", "\n", " Text of one . \n", " = = Part = = \n", " More . \n", " = Two = \n", " Text of two . \n"]
+
+
+def test_articles_begin_at_their_headings():
+    assert list(named.articles(WIKI)) == ["".join(WIKI[:5]), "".join(WIKI[5:])]
+    assert list(named.articles(["", "\n"])) == [] and list(named.articles(["a", "b"])) == ["a\nb\n"]
+
+
+def test_wikitext2_has_its_own_splits_and_all_articles(cache, tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    for split in ("train", "validation", "test"):
+        rows = [f" = {split} = \n", *WIKI[2:]]  # two articles that every split has
+        datasets.Dataset.from_dict({"text": rows}).to_parquet(tmp_path / "wiki" / f"{split}.parquet")
+    monkeypatch.setattr(named, "WIKITEXT2", str(tmp_path / "wiki"))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hf"))
+    for split, theirs in (("train", "train"), ("valid", "validation"), ("test", "test")):
+        found = sorted(named.named_corpus(f"wikitext2:{split}").iterdir())
+        assert [path.name for path in found] == [f"{split}-00000.txt", f"{split}-00001.txt"]
+        assert found[0].read_text().startswith(f" = {theirs} = \n")
+
+
+def test_wikitext2_that_cannot_be_had_is_one_line(cache, monkeypatch):
+    pytest.importorskip("datasets")
+    monkeypatch.setattr(named, "WIKITEXT2", "nobody/nowhere")
+    with pytest.raises(TextError, match=r"wikitext2 cannot be had: .*name its files as the text instead") as caught:
+        named.named_corpus("wikitext2:train")
+    assert "\n" not in str(caught.value)
+
+
 LICENCES = {f"F{i}-{version}": prose(10 * i + version, 3000) for i in range(12) for version in (1, 2)}
 
 
@@ -70,7 +99,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("text", ["spdx", "spdx:train", "spdx:tset", "pydocs:valid", "pydocs"])
+@pytest.mark.parametrize("text", ["spdx", "spdx:train", "spdx:tset", "pydocs:valid", "pydocs", "manuals:train"])
 def test_names_are_known_by_the_part_before_the_colon(text):
     assert named.is_named(text)
 
@@ -86,7 +115,7 @@ def test_other_texts_are_no_names(text):
         ("spdx", "'spdx': no split named; use one of: spdx:train, spdx:valid, spdx:test"),
         ("spdx:", "'spdx:': no split named; use one of: spdx:train, spdx:valid, spdx:test"),
         ("pydocs:dev", "'pydocs:dev': no split 'dev'; use one of: pydocs:train, pydocs:valid, pydocs:test"),
-        ("other:train", "there is no corpus named 'other'; there are: spdx, pydocs"),
+        ("other:train", "there is no corpus named 'other'; there are: spdx, pydocs, manuals, wikitext2"),
     ],
 )
 def test_a_wrong_name_or_split_lists_what_there_is(cache, text, expected):
@@ -315,6 +344,25 @@ def test_pydocs_holds_the_manuals_under_their_paths_and_nothing_else(monkeypatch
     expected |= {f"sqlalchemy/{name}": texts[name] for name in sqlalchemy if sqlalchemy[name]}
     assert {name.partition("/")[2]: data.decode() for name, data in found.items()} == expected
     assert {name.partition("/")[0] for name in found} <= set(named.SPLITS)
+
+
+def test_manuals_hold_those_of_five_packages_without_release_notes(monkeypatch, cache):
+    packages = {
+        "AWSCLI": {"awscli/examples/ec2/run.rst": "ec2/run.rst", "awscli/examples/a.json": None, "README.rst": None},
+        "SALT": {"doc/topics/a.rst": "topics/a.rst", "doc/b.md": "b.md", "doc/topics/releases/3000.rst": None},
+        "SYMPY": {"doc/src/x/y.md": "x/y.md", "doc/README.rst": None},
+        "CELERY": {"docs/userguide/z.rst": "userguide/z.rst", "docs/history/old.rst": None},
+        "BUILDBOT": {"docs/manual/m.rst": "manual/m.rst", "docs/relnotes/4.rst": None},
+    }
+    expected = {}
+    for seed, (constant, names) in enumerate(packages.items()):
+        texts = {name: prose(100 * seed + len(name), 20) for name in names}
+        pin(monkeypatch, cache, constant, sdist({f"{constant}-1/{name}": text for name, text in texts.items()}))
+        package = getattr(fetch, constant)
+        expected |= {f"{package.name}/{kept}": texts[name] for name, kept in names.items() if kept}
+    found = tree(named.named_corpus("manuals:train").parent)
+    del found["removed.json"]
+    assert {name.partition("/")[2]: data.decode() for name, data in found.items()} == expected
 
 
 @pytest.fixture(scope="module")

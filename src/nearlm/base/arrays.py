@@ -101,6 +101,10 @@ class ShardedArray:
             yield first, shard
             first += len(shard)
 
+    def ones(self) -> "ShardedArray":
+        """Return an integer 1 for every element, in shards as long, without memory for them."""
+        return ShardedArray([np.broadcast_to(np.ones((), np.int32), len(shard)) for shard in self.shards])
+
     def take(self, ids: npt.ArrayLike) -> Array:
         """Return the elements at `ids`, in their order; each shard is read once, front to back."""
         wanted = np.asarray(ids)

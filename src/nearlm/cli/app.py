@@ -7,6 +7,7 @@ import contextlib
 import errno
 import gc
 import io
+import itertools
 import os
 import re
 import sys
@@ -78,7 +79,7 @@ app = App(
 def _register(group: Group, place: str, takes: str, summary: str, more: str) -> None:
     """Add a command, which is imported when it is called."""
     module, _, name = place.partition(":")
-    paragraphs = [summary, more, _RESUMED if name in RESUMES else "", _example(name)]
+    paragraphs = [summary, more, _RESUMED if name in RESUMES else "", _example(name.replace("_", "-"))]
     app.command(
         f"nearlm.cli.{module}:{name}_command",
         name=name.replace("_", "-"),
@@ -148,14 +149,23 @@ def _show_warning(quiet: bool, message: Warning | str, category: type[Warning], 
 
 
 def spell_out(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield what was typed without --debug, and so that neither stdin (-) nor a prompt is taken for an option."""
-    typed = iter([argument for argument in arguments if argument != "--debug"])
+    """Yield what was typed without --debug, and so that neither stdin (-) nor a prompt is taken for an option.
+
+    The address after --ray may be left out.
+    """
+    typed = iter(_spell_out_ray([argument for argument in arguments if argument != "--debug"]))
     for argument in typed:
         prompt = next(typed, None) if argument == "--prompt" else None
         if prompt is not None:
             yield f"--prompt={prompt}"
         else:
             yield _STDIN if argument == "-" else argument
+
+
+def _spell_out_ray(arguments: Sequence[str]) -> Iterator[str]:
+    for argument, after in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+        given = re.fullmatch(r"auto|local|[^\s/:-][^\s/:]*:\d{1,5}", after)
+        yield "--ray=auto" if argument == "--ray" and not given else argument
 
 
 def as_flags(message: str) -> str:

@@ -60,6 +60,34 @@ COMMANDS = {  # by group: module and name, what it takes, what it does, and more
             "imported.",
         ),
     },
+    "Edit it": {
+        "editing:add": (
+            "STORE TEXT...",
+            "Add text to a store that is in use, with all that belongs to it.",
+            "Indexes and tables are brought up to date in the same step, and what was tuned and trained goes on being "
+            "used. A running server takes the new text up with the next request.",
+        ),
+        "editing:forget": (
+            "STORE --document NAME",
+            "Forget documents: no search, count or trace of text shows them any more.",
+            "They are chosen by --document, --source or --matching; --dry-run lists them. They stay on disk until "
+            "`nearlm compact STORE`. A running server forgets them with the next request.",
+        ),
+        "editing:compact": (
+            "STORE",
+            "Take forgotten documents off the disk: keys, tokens, names, indexes and tables.",
+            "Indexes are not trained again, and what was tuned and trained is kept.",
+        ),
+    },
+    "On several machines": {
+        "scaling:serve_index": (
+            "STORE",
+            "Serve an index in parts on a Ray cluster, for searches with --ray.",
+            "Actors hold the lists in memory, until --stop, and Ray restarts one that dies. `nearlm eval STORE TEXT "
+            "--ray` and all other commands that search then find the same neighbours as with the index itself. Needs "
+            "the extra ray, and the store at the same path on every machine.",
+        ),
+    },
     "Make it smaller and faster": {
         "memory:optimize": (
             "STORE TEXT... --out STORE",
@@ -84,6 +112,11 @@ COMMANDS = {  # by group: module and name, what it takes, what it does, and more
     "Look into it": {
         "stores:info": ("STORE", "Show what a store holds, or trace one of its records to its text.", ""),
         "stores:verify": ("STORE", "Read every byte of a store and name the first damaged file.", ""),
+        "scaling:plan": (
+            "--records N --dim N",
+            "Say what a memory of some size will take: disk, RAM, time, index, overhead.",
+            "From what was measured on two CPU cores, and by what laws it grows: docs/scale.md.",
+        ),
         "upkeep:cache": ("", "Show what the cache holds, or clear it.", ""),
         "upkeep:doctor": ("", "Show versions, devices and extras, and what is missing.", ""),
     },
@@ -133,6 +166,8 @@ COMMANDS = {  # by group: module and name, what it takes, what it does, and more
 RESUMES = {
     "fit",
     "build",
+    "add",
+    "compact",
     "reduce",
     "prune",
     "index",
@@ -146,11 +181,15 @@ RESUMES = {
 }
 
 EXAMPLES = {
+    "serve-index": "nearlm serve-index mystore --shards 4 --replicas 2",
+    "plan": "nearlm plan --records 1e9 --dim 4096 --ram 64GB --workers 8",
     "fit": "nearlm fit docs/ --model smollm2-135m --out mystore --minutes 10",
     "build": "nearlm build docs/ --model smollm2-135m --out mystore",
     "generate": 'nearlm generate mystore "To install it," --explain',
     "serve": "nearlm serve mystore --port 8000",
     "chat": "nearlm chat mystore",
+    "add": "nearlm add mystore new/page.md",
+    "forget": "nearlm forget mystore --source 'drafts/*' --dry-run",
     "prune": "nearlm prune mystore --method merge --keep 0.6 --out smaller",
     "optimize": "nearlm optimize mystore valid/ --out fast",
     "push": "nearlm push mystore user/name --slim",

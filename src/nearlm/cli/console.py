@@ -12,6 +12,8 @@ from nearlm.cli.options import PLAIN, Output
 
 if TYPE_CHECKING:
     from nearlm.knnlm import KNNLM, Continuation, Explanation
+    from nearlm.knnlm.explanation import Suffix
+    from nearlm.store import Context
 
 MOST_EXPLAINED = 20
 _SOURCES = {"knn": "neighbours", "ngram": "∞-gram", "text": "text so far"}
@@ -133,16 +135,32 @@ def choose_explained(explained: "Sequence[Explanation]", most: int | None) -> "l
 
 def format_explanation(one: "Explanation") -> str:
     """Write one token's explanation on a line, with a line for each of the nearest contexts."""
-    searched = "" if one.sources and "knn" not in one.sources else f"p_kNN {one.p_knn:.4f}  "
+    kinds = {_kind(name) for name in one.sources}
+    searched = "" if kinds and "knn" not in kinds else f"p_kNN {one.p_knn:.4f}  "
     drafted = "  (drafted)" if one.drafted else ""
     lines = [f"{one.token!r:18} p_LM {one.p_lm:.4f}  {searched}λ {one.lam:.2f}  p {one.p:.4f}{drafted}"]
     if one.sources:
-        parts = [f"{_SOURCES[name]} {weight:.2f} of {p:.4f}" for name, (weight, p) in one.sources.items()]
+        parts = [f"{_source(name)} {weight:.2f} of {p:.4f}" for name, (weight, p) in one.sources.items()]
         lines.append(f"{'':6}weights: {', '.join(parts)}")
     if one.suffix is not None:
         times = f"{one.suffix.count:,} times" if one.suffix.count > 1 else "once"
-        lines.append(f"{'':6}the last {one.suffix.length} tokens occur {times}, e.g. in {one.suffix.document}")
+        lines.append(f"{'':6}the last {one.suffix.length} tokens occur {times}, e.g. in {_place(one.suffix)}")
     for distance, context in one.nearest:
         before = " ".join(context.text.split())[-60:]
-        lines.append(f"{'':6}{distance:8.2f}  …{before} → {context.target!r}  ({context.document}, {context.position})")
+        lines.append(f"{'':6}{distance:8.2f}  …{before} → {context.target!r}  ({_place(context)}, {context.position})")
     return "\n".join(lines)
+
+
+def _kind(source: str) -> str:
+    return source.rpartition("/")[2]
+
+
+def _source(name: str) -> str:
+    """Name a source, and the store whose it is where there are several."""
+    store = name.rpartition("/")[0]
+    return f"{store} {_SOURCES[_kind(name)]}".strip()
+
+
+def _place(found: "Context | Suffix") -> str:
+    """Name a document, and its store where there are several."""
+    return f"{found.store}: {found.document}" if found.store else found.document

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from nearlm.base import to_json
+from nearlm.base import printable, to_json
 from nearlm.cli.help import FIT, RECORDS, TEXT
 from nearlm.cli.options import OWN_MODEL, PLAIN, Model, Out, Place, Restart, Shown, Source, flat, option
 from nearlm.cli.stores import USUAL, BuildFlags
@@ -35,4 +35,4 @@ def fit_command(
         output.show({**to_json(found), "commands": commands})
     else:
         output.tell(found)
-        print("\nGo on with:", *commands, sep="\n  ")
+        print("\nGo on with:", *map(printable, commands), sep="\n  ")

@@ -3,14 +3,15 @@
 from typing import Annotated
 
 from nearlm.cli.help import SEARCH, TEXT
-from nearlm.cli.options import OWN_MODEL, PLAIN, Model, Place, Search, Shown, Store, model_spec, option
-from nearlm.store import Datastore, SearchSettings
+from nearlm.cli.options import OWN_MODEL, PLAIN, Model, More, Place, Search, Shown, Store, model_spec, option
+from nearlm.store import SearchSettings, open_stores
 
 
 def lm_eval_command(
     store: Store,
     /,
     *,
+    more: More = (),
     tasks: Annotated[tuple[str, ...], option(TEXT, "Tasks of the harness, or of --include-path.")],
     include_path: Annotated[Place | None, option(TEXT, "Folder with task files of your own.")] = None,
     num_fewshot: Annotated[int | None, option(TEXT, "Examples before each question. [default: the task's]")] = None,
@@ -24,12 +25,12 @@ def lm_eval_command(
     """Run tasks of lm-evaluation-harness on the model with its memory."""
     from nearlm.knnlm.harness import run_harness
 
-    opened = Datastore.open(store)
+    stores = open_stores([store, *more])
     found = run_harness(
-        opened,
+        stores,
         [task for several in tasks for task in several.split(",")],
         memory="off" if no_knn else "on",
-        model=model_spec(opened, spec),
+        model=model_spec(stores[0], spec),
         settings=settings,
         include_path=None if include_path is None else str(include_path),
         num_fewshot=num_fewshot,

@@ -7,11 +7,15 @@ from cyclopts.help import DefaultFormatter, HelpEntry, HelpPanel
 
 _TYPES = {"INT": "N", "FLOAT": "X", "STR": "NAME", "STR...": "NAME..."}
 _VALUES = {
+    "--store": "STORE",
+    "--budgets": "MINUTES...",
     "--text": "TEXT...",
     "--valid": "TEXT...",
     "--train": "TEXT...",
     "--test": "TEXT...",
     "--glob": "PATTERN",
+    "--source": "PATTERN",
+    "--matching": "REGEX",
     "--model": "MODEL",
     "--adapter": "FOLDER",
     "--quantization": "8bit|4bit",
@@ -39,10 +43,13 @@ _VALUES = {
     "--shell": "SHELL",
     "--license": "LICENCE",
     "--verify": "first|always|never",
+    "--ray": "[ADDRESS]",
+    "--records": "N",
+    "--ram": "SIZE",
 }
 
-_TITLES = "Store Server Text Fit Sweep Generation Sampling Training Search Model Records Output"
-STORE, SERVER, TEXT, FIT, SWEEP, GENERATION, SAMPLING, TRAINING, SEARCH, MODEL, RECORDS, OUTPUT = (
+_TITLES = "Store Server Text Fit Sweep Generation Sampling Training Search Model Records Cluster Output"
+STORE, SERVER, TEXT, FIT, SWEEP, GENERATION, SAMPLING, TRAINING, SEARCH, MODEL, RECORDS, CLUSTER, OUTPUT = (
     Group(title, sort_key=place) for place, title in enumerate(_TITLES.split())
 )
 

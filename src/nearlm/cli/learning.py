@@ -2,30 +2,34 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from nearlm.base import OptionError, check_at_least
 from nearlm.cli.help import OUTPUT, SEARCH, SWEEP, TEXT, TRAINING
 from nearlm.cli.options import (
+    HERE,
     OWN_MODEL,
     PLAIN,
     Figure,
     IndexName,
     Model,
+    More,
     Place,
     Shown,
     Source,
     Store,
     Stride,
+    Where,
     flat,
     load_model,
     option,
 )
+from nearlm.cluster.served import searching_on
 from nearlm.mixing import ALL_SOURCES, Training, learn_all
 from nearlm.paper.ablation import ablate
 from nearlm.paper.report import ablation_figure, check_figure, sweep_figure
 from nearlm.paper.sweep import SweepOptions, sweep
-from nearlm.store import DEFAULT, Datastore
+from nearlm.store import DEFAULT, Datastore, open_stores
 
 
 def gate_command(
@@ -33,6 +37,7 @@ def gate_command(
     /,
     source: Source,
     *,
+    more: More = (),
     gate: Annotated[str, option(TRAINING, "Name of the mixture and gate to make.")] = DEFAULT,
     sources: Annotated[
         str, option(TRAINING, "What to mix with the LM: some of knn,ngram,text, or none for the paper's gate alone.")
@@ -41,22 +46,15 @@ def gate_command(
     training: Annotated[Training, flat(TRAINING)] = Training(),
     stride: Stride = None,
     spec: Model = OWN_MODEL,
+    where: Where = HERE,
     output: Shown = PLAIN,
 ) -> None:
     """Learn from a validation text how much to trust the memory for each token, and when to skip retrieval."""
-    opened = Datastore.open(store)
-    lm = load_model(opened, spec)
-    made = learn_all(
-        opened,
-        source,
-        lm,
-        training,
-        name=gate,
-        index=index,
-        sources=sources,
-        stride=stride,
-        reporter=output.reporter,
-    )
+    stores = open_stores([store, *more])
+    lm = load_model(stores[0], spec)
+    how: dict[str, Any] = {"name": gate, "index": index, "sources": sources, "stride": stride}
+    with searching_on(where, output.reporter, *stores):
+        made = learn_all(stores, source, lm, training, reporter=output.reporter, **how)
     infos = {"mixture": made.mixture and made.mixture.info, "gate": made.gate and made.gate.info}
     output.tell(infos if output.as_json else made)
 

@@ -1,16 +1,18 @@
 """Commands that put a store to use: tune, evaluate, generate, optimize."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 from nearlm.base import OptionError, to_json
 from nearlm.cli.console import GREEDY, Generation
 from nearlm.cli.help import GENERATION, SEARCH
 from nearlm.cli.options import (
+    HERE,
     OWN_MODEL,
     PLAIN,
     IndexName,
     Model,
+    More,
     Nprobe,
     Out,
     Search,
@@ -18,12 +20,13 @@ from nearlm.cli.options import (
     Source,
     Store,
     Stride,
+    Where,
     flat,
     load_model,
     model_spec,
     option,
 )
-from nearlm.store import DEFAULT, Datastore, SearchSettings
+from nearlm.store import DEFAULT, Datastore, SearchSettings, open_stores, store_names
 
 _OF_SEARCHES = ("retrievals", "retrievals_per_second", "skipped", "gate_share", "search_share", "gate_microseconds")
 NoKnn = Annotated[bool, option(SEARCH, "The model alone, without its memory.")]
@@ -40,25 +43,18 @@ def tune_command(
     distances: Annotated[str, option(SEARCH, "index, store or parent, as for `eval`.")] = "index",
     stride: Stride = None,
     spec: Model = OWN_MODEL,
+    where: Where = HERE,
     output: Shown = PLAIN,
 ) -> None:
     """Choose λ, T and k on a validation text, and keep them with the index."""
+    from nearlm.cluster.served import searching_on
     from nearlm.mixing import tune
 
     opened = Datastore.open(store)
     model = model_spec(opened, spec)
-    tuning = tune(
-        opened,
-        source,
-        model,
-        index=index,
-        nprobe=nprobe,
-        k=k,
-        distances=distances,
-        stride=stride,
-        reporter=output.reporter,
-    )
-    output.tell(tuning)
+    how: dict[str, Any] = {"index": index, "nprobe": nprobe, "k": k, "distances": distances, "stride": stride}
+    with searching_on(where, output.reporter, opened):
+        output.tell(tune(opened, source, model, reporter=output.reporter, **how))
 
 
 def eval_command(
@@ -66,24 +62,35 @@ def eval_command(
     /,
     source: Source,
     *,
+    more: More = (),
     settings: Search = SearchSettings(),
     no_knn: NoKnn = False,
     stride: Stride = None,
     spec: Model = OWN_MODEL,
+    where: Where = HERE,
     output: Shown = PLAIN,
 ) -> None:
     """Perplexity and speed over a text, and where the time went."""
+    from nearlm.cluster.served import searching_on
     from nearlm.knnlm import KNNLM, evaluate
 
-    opened = Datastore.open(store)
-    knnlm = KNNLM.load(opened, model_spec(opened, spec), settings, knn=not no_knn)
-    if knnlm.retriever is not None:
-        knnlm.retriever.announce(output.reporter)
-    found = to_json(evaluate(knnlm, source, stride=stride, reporter=output.reporter))
+    stores = open_stores([store, *more])
+    with searching_on(where, output.reporter, *stores):
+        knnlm = KNNLM.load(stores, model_spec(stores[0], spec), settings, knn=not no_knn)
+        memory = knnlm.memory
+        retrievers = [one.retriever for one in memory.each if one.retriever] if memory is not None else []
+        for retriever in retrievers:
+            retriever.announce(output.reporter)
+        found = to_json(evaluate(knnlm, source, stride=stride, reporter=output.reporter))
+    if where.allow_partial and retrievers:
+        found["searched_share"] = min(retriever.searched for retriever in retrievers)
     search = {name: value for name, value in found.pop("search").items() if name != "budget"}
-    if knnlm.memory is not None and knnlm.retriever is None:
+    if memory is not None and not memory.searches:
         found = {name: value for name, value in found.items() if name not in _OF_SEARCHES}
+    if memory is not None and knnlm.retriever is None:
         search = {"mixture": search["mixture"]}
+    if len(stores) > 1:
+        search["stores"] = list(store_names(stores))
     output.show({**found, **search})
 
 
@@ -92,20 +99,24 @@ def generate_command(
     /,
     prompt: Annotated[str, option(GENERATION, "What to continue; - reads it from stdin.")],
     *,
+    more: More = (),
     generation: Annotated[Generation, flat(GENERATION)] = GREEDY,
     settings: Search = SearchSettings(),
     no_knn: NoKnn = False,
     spec: Model = OWN_MODEL,
+    where: Where = HERE,
     output: Shown = PLAIN,
 ) -> None:
     """Continue a prompt with the model and its memory."""
     from nearlm.cli.console import write_continuation
+    from nearlm.cluster.served import searching_on
     from nearlm.knnlm import KNNLM
 
     typed = _read_prompt(prompt)
-    opened = Datastore.open(store)
-    knnlm = KNNLM.load(opened, model_spec(opened, spec), settings, knn=not no_knn)
-    write_continuation(knnlm, typed, generation, output)
+    stores = open_stores([store, *more])
+    with searching_on(where, output.reporter, *stores):
+        knnlm = KNNLM.load(stores, model_spec(stores[0], spec), settings, knn=not no_knn)
+        write_continuation(knnlm, typed, generation, output)
 
 
 def _read_prompt(prompt: str) -> str:
@@ -133,11 +144,14 @@ def optimize_command(
         float | None, option(SEARCH, "Instead: the fastest within so much perplexity of the vanilla kNN-LM.")
     ] = None,
     spec: Model = OWN_MODEL,
+    where: Where = HERE,
     output: Shown = PLAIN,
 ) -> None:
     """Make the best memory that is fast enough, ready to use."""
+    from nearlm.cluster.served import searching_on
     from nearlm.optimizer import optimize
 
     opened = Datastore.open(store)
     lm = load_model(opened, spec)
-    output.tell(optimize(opened, source, out, lm, overhead=overhead, budget=budget, reporter=output.reporter))
+    with searching_on(where, output.reporter, opened):
+        output.tell(optimize(opened, source, out, lm, overhead=overhead, budget=budget, reporter=output.reporter))

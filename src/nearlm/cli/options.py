@@ -13,7 +13,8 @@ from cyclopts import Group, Parameter
 
 from nearlm.base import Reporter, printable, to_json
 from nearlm.cli.app import as_flags
-from nearlm.cli.help import MODEL, OUTPUT, SEARCH, STORE, TEXT
+from nearlm.cli.help import CLUSTER, MODEL, OUTPUT, SEARCH, STORE, TEXT
+from nearlm.cluster import ClusterOptions, SearchOn
 from nearlm.model import ModelSpec
 from nearlm.store import Datastore, SearchSettings
 from nearlm.text import TextSource
@@ -43,6 +44,15 @@ class PlacedText(TextSource):
 
 
 Store = Annotated[Place, option(STORE, "Folder of a store, or cache:NAME.")]
+More = Annotated[
+    tuple[Place, ...],
+    option(
+        STORE,
+        "Another store of the same model, to be used together with the first; may be repeated.",
+        name="--store",
+        consume_multiple=False,
+    ),
+]
 Out = Annotated[Place, option(STORE, "Folder of the store to make, or cache:NAME.")]
 Restart = Annotated[bool, option(STORE, "Throw away an unfinished run first.")]
 Source = Annotated[PlacedText, flat(TEXT)]
@@ -52,7 +62,11 @@ Search = Annotated[SearchSettings, flat(SEARCH)]
 IndexName = Annotated[str, option(SEARCH, "Which index of the store.")]
 Nprobe = Annotated[int | None, option(SEARCH, "Lists of the index that a search looks at. [default: the index's]")]
 Figure = Annotated[Place | None, option(OUTPUT, "Draw a figure into a .png, .svg or .pdf.")]
+Workers = Annotated[ClusterOptions, flat(CLUSTER)]
+Where = Annotated[SearchOn, flat(CLUSTER)]
 OWN_MODEL = ModelSpec()
+ALONE = ClusterOptions()
+HERE = SearchOn()
 
 
 def model_spec(store: Datastore, given: ModelSpec) -> ModelSpec:

@@ -1,10 +1,10 @@
 """Commands that make smaller stores, and indexes."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from nearlm.base import parse_size, to_json
 from nearlm.cli.help import RECORDS, SEARCH
-from nearlm.cli.options import PLAIN, IndexName, Nprobe, Out, Restart, Shown, Store, flat, option
+from nearlm.cli.options import ALONE, PLAIN, IndexName, Nprobe, Out, Restart, Shown, Store, Workers, flat, option
 from nearlm.search import build_index
 from nearlm.shrink import PruneOptions, ReduceOptions, prune_store, reduce_store
 from nearlm.store import DEFAULT, result_of
@@ -52,9 +52,16 @@ def index_command(
         str | None, option(SEARCH, "For auto: most bytes of the whole index, e.g. 2GB. [default: any]")
     ] = None,
     index: IndexName = DEFAULT,
+    cluster: Workers = ALONE,
     output: Shown = PLAIN,
 ) -> None:
     """Make a search index over a store's keys, or bring it up to date."""
     within = None if ram is None else parse_size("ram", ram)
-    info = build_index(store, factory, name=index, nprobe=nprobe, bytes=bytes, ram=within, reporter=output.reporter)
+    how: dict[str, Any] = {"name": index, "nprobe": nprobe, "bytes": bytes, "ram": within, "reporter": output.reporter}
+    if cluster.wanted:
+        from nearlm.cluster.indexing import index_on_ray
+
+        info = index_on_ray(store, factory, cluster, **how)
+    else:
+        info = build_index(store, factory, **how)
     output.show({name: value for name, value in to_json(info).items() if name not in ("files", "shards", "manifest")})

@@ -2,14 +2,28 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from nearlm.base import size
-from nearlm.cli.help import RECORDS, STORE
-from nearlm.cli.options import OWN_MODEL, PLAIN, Model, Out, Restart, Shown, Source, Store, flat, model_spec, option
-from nearlm.store import BuildOptions, Datastore
+from nearlm.base import check_at_least, size
+from nearlm.cli.help import CLUSTER, RECORDS, STORE
+from nearlm.cli.options import (
+    ALONE,
+    OWN_MODEL,
+    PLAIN,
+    Model,
+    Out,
+    Restart,
+    Shown,
+    Source,
+    Store,
+    Workers,
+    flat,
+    model_spec,
+    option,
+)
+from nearlm.store import BuildOptions, Datastore, still_held
 
 
 @dataclass(frozen=True)
@@ -31,11 +45,16 @@ def build_command(
     options: Annotated[BuildFlags, flat(RECORDS)] = USUAL,
     append: Annotated[bool, option(STORE, "Add the text to a finished store.")] = False,
     restart: Restart = False,
+    cluster: Workers = ALONE,
+    threads: Annotated[
+        int | None, option(CLUSTER, "Threads that compute, on Ray those of each worker. [default: all cores, shared]")
+    ] = None,
     output: Shown = PLAIN,
 ) -> None:
     """Run a model over a text and keep what follows each context."""
-    from nearlm.store.builder import build
+    from nearlm.mixing import build_text_first, catch_up
 
+    check_at_least(1, threads=threads)
     model = spec if spec.model is not None else None
     if model is None and append:
         store = Datastore.open(out)
@@ -43,9 +62,17 @@ def build_command(
         if spec.dtype == "auto":
             model = dataclasses.replace(model, dtype=store.manifest.model.dtype)
     chosen = BuildOptions(**vars(options))
-    built = build(model, source, out, chosen, append=append, restart=restart, reporter=output.reporter)
-    from nearlm.mixing import catch_up
+    how: dict[str, Any] = {"restart": restart, "threads": threads, "reporter": output.reporter}
+    if cluster.wanted:
+        from nearlm.cluster.building import build_on_ray
 
+        built = build_on_ray(model, source, out, chosen, cluster, append=append, **how)
+    elif append:
+        from nearlm.store.builder import build
+
+        built = build(model, source, out, chosen, append=True, **how)
+    else:
+        built = build_text_first(model, source, out, chosen, **how)
     catch_up(built, output.reporter)
     if output.as_json:
         output.show(built.summary())
@@ -60,7 +87,11 @@ def info_command(
 ) -> None:
     """Show what a store holds, or trace one of its records to its text."""
     opened = Datastore.open(store)
-    output.show(opened.summary() if record is None else opened.trace(record))
+    if record is not None:
+        output.show(opened.trace(record))
+        return
+    held = still_held(opened)
+    output.show({**opened.summary(), **({"no_longer_in_its_parent": held} if held else {})})
 
 
 def verify_command(store: Store, /, *, output: Shown = PLAIN) -> None:
@@ -85,6 +116,10 @@ def verify_command(store: Store, /, *, output: Shown = PLAIN) -> None:
     for name in opened.mixtures:
         verify_mixture(opened, name)
     verify_fit(opened.layout.fit)
+    held = still_held(opened)
+    if held:
+        names = ", ".join(held[:3]) + (f" and {len(held) - 3:,} more" if len(held) > 3 else "")
+        output.reporter.say(f"warning: {store} holds documents that its parent has forgotten: {names}; make it again")
     files = len(opened.manifest.files)
     if output.as_json:
         checked = {"indexes": list(opened.indexes), "gates": list(opened.gates)}

@@ -13,12 +13,12 @@ from torch import Tensor
 from nearlm.base import ModelError, blocks
 from nearlm.knnlm.history import contexts_of, ends_of, keep_history, read_history
 from nearlm.knnlm.scoring import LMStatistics, as_array
-from nearlm.mixing import Contexts, Known, Memory, Prediction
+from nearlm.mixing import Contexts, Known, Memory, Prediction, open_memory
 from nearlm.model.lm import LM, AnyModel
 from nearlm.model.passes import turn
 from nearlm.model.statistics import statistics_of
 from nearlm.model.tap import capture, find_head
-from nearlm.store import AnyStore, Datastore, SearchSettings
+from nearlm.store import AnyStores, SearchSettings, open_stores
 from nearlm.store.model_files import load_lm
 
 _SLICE_BYTES = 64 << 20
@@ -67,7 +67,7 @@ class Attachment:
         return f"Attachment({self.memory!r} in {self.lm.name})"
 
 
-def attach(model: AnyModel, store: AnyStore, settings: SearchSettings = SearchSettings()) -> Attachment:
+def attach(model: AnyModel, store: AnyStores, settings: SearchSettings = SearchSettings()) -> Attachment:
     """Mix a store's memory into a model's own logits, so that everything built on them sees the kNN-LM.
 
     `generate`, pipelines, logits processors, beams and samplers then work on the mixture without knowing of it: the
@@ -76,7 +76,7 @@ def attach(model: AnyModel, store: AnyStore, settings: SearchSettings = SearchSe
     Args:
         model: A transformers model that is loaded already, or what `KNNLM.load` takes. It must give the keys that
             the store was built with: another one is refused, also another fine-tune of the same architecture.
-        store: Folder of a store, `cache:NAME`, or an open store.
+        store: Folder of a store, `cache:NAME`, or an open store; or a list of several, which are used together.
         settings: How the memory is searched and mixed; what is left out is as it was tuned.
 
     Example:
@@ -88,9 +88,9 @@ def attach(model: AnyModel, store: AnyStore, settings: SearchSettings = SearchSe
         >>> attached = nearlm.attach(model, "mystore", nearlm.SearchSettings(lam=0.5))
         >>> attached.detach()
     """
-    opened = Datastore.open(store)
-    memory = Memory.open(opened, settings)
-    lm = load_lm(opened, model)
+    stores = open_stores(store)
+    memory = open_memory(stores, settings)
+    lm = load_lm(stores[0], model)
     memory.check_model(lm.fingerprint())
     return Attachment(lm, memory)
 

@@ -1,5 +1,6 @@
 """How long a draft pays: how often drafted tokens are accepted, against what a pass over so many tokens takes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,29 +56,38 @@ class Acceptance:
 
 @dataclass
 class Pace:
-    """Tokens per second of late, by what passes usually take; at first those of passes over one token."""
+    """Tokens per second of late, of so many rows, by what passes usually take; at first those without drafts."""
 
     seconds: Doubles  # of passes over one token, two, three, …
-    _tokens: float = 8.0
+    rows: int = 1
+    _tokens: float = 0.0
     _spent: float = 0.0
 
     def __post_init__(self) -> None:
-        self._spent = self._tokens * float(self.seconds[0])
+        self._tokens = 8.0 * self.rows
+        self._spent = 8.0 * self._cost(1)
 
-    def count(self, drafted: int, written: int) -> None:
-        """Count a pass over a draft of so many tokens, and what it added to the text."""
+    def _cost(self, columns: int) -> float:
+        return float(self.seconds[min(self.rows * columns, len(self.seconds)) - 1])
+
+    def count(self, columns: int, written: int) -> None:
+        """Count a pass over so many tokens of each row, and what it added to the texts."""
         self._tokens = _STEADY * self._tokens + written
-        self._spent = _STEADY * self._spent + float(self.seconds[drafted])
+        self._spent = _STEADY * self._spent + self._cost(columns)
 
-    def best_length(self, rates: Doubles) -> int:
-        """Return how many tokens of a chain to draft, if each is accepted at its rate once those before it are.
+    def best_length(self, rates: Sequence[Doubles]) -> int:
+        """Return how much of each row's chain to draft, if each token is accepted at its rate once those before it are.
 
         Time could also be spent on the passes to come: a draft is worth the tokens that it adds, less those that would
-        be written in the same time at the pace of late.
+        be written in the same time at the pace of late. Rows of a pass have the same width.
         """
-        longest = min(len(rates), len(self.seconds) - 1)
-        tokens = np.cumsum(np.concatenate([np.ones(1), np.cumprod(rates[:longest])]))
-        worth = tokens - self._tokens / self._spent * self.seconds[: longest + 1]
+        longest = min(max(map(len, rates)), len(self.seconds) // self.rows - 1)
+        added = np.zeros(max(longest, 0) + 1)
+        for each in rates:
+            accepted = np.cumprod(each[: len(added) - 1])
+            added[1 : 1 + len(accepted)] += accepted
+        costs = np.array([self._cost(1 + length) for length in range(len(added))])
+        worth = np.cumsum(added) - self._tokens / self._spent * costs
         return int(worth.argmax())
 
 

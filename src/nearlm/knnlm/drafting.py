@@ -4,7 +4,9 @@ Places come from the neighbours that hold the token just chosen (all positions t
 the longest suffix of the text so far that the store's text contains (∞-gram), and from the text so far itself.
 """
 
+import dataclasses
 import functools
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +21,7 @@ from nearlm.store import Datastore
 _NEAREST = 32  # places from neighbours
 _OCCURRENCES = 32  # from the ∞-gram
 _REPEATS = 8  # from the text so far
-_POSITIONS = 4  # of a merged record
+_POSITIONS = 4  # of a merged record at least, more where few neighbours hold the token
 _NOTHING = np.empty((0, WIDTH), np.int32)
 
 
@@ -49,6 +51,14 @@ class RecordPlaces:
         return np.asarray(order[np.repeat(first, chosen) + spread])
 
 
+def _suffixes(store: Datastore) -> InfiniGram | None:
+    """Open a store's suffix array, if there is one of its present state."""
+    try:
+        return InfiniGram.open(store)
+    except StoreError:
+        return None
+
+
 @dataclass
 class Drafter:
     """Proposes what comes next, and learns how often that is right."""
@@ -56,16 +66,17 @@ class Drafter:
     store: Datastore
     infinigram: InfiniGram | None
     acceptance: Acceptance = field(default_factory=Acceptance)
+    others: tuple["Drafter", ...] = ()  # of further stores, which only propose
 
     @classmethod
     def of(cls, store: Datastore, memory: Memory | None) -> "Drafter":
-        """Make a drafter of a store's text, with its suffix array if there is one of its present state."""
-        if memory is not None and memory.mixture is not None and memory.mixture.infinigram is not None:
-            return cls(store, memory.mixture.infinigram)
-        try:
-            return cls(store, InfiniGram.open(store))
-        except StoreError:
-            return cls(store, None)
+        """Make a drafter of the text of a store, or of all that a memory has, with their suffix arrays."""
+        if memory is None:
+            return cls(store, _suffixes(store))
+        known = memory.mixture.infinigrams if memory.mixture is not None else ()
+        pairs = itertools.zip_longest((one.store for one in memory.each), known)
+        first, *others = [cls(one, infinigram or _suffixes(one)) for one, infinigram in pairs]
+        return dataclasses.replace(first, others=tuple(others))
 
     @functools.cached_property
     def _places(self) -> RecordPlaces:
@@ -80,12 +91,22 @@ class Drafter:
         """The store's text: in one piece if there is a suffix array."""
         return list(self.store.tokens.parts()) if self.infinigram is None else [(0, self.infinigram.tokens)]
 
-    def chain(self, read: Int32s, near: Neighbors | None, row: int) -> Chain:
-        """Return what probably follows what was read; a row of neighbours was found before its last token."""
-        parts = [repeats_of(read, _REPEATS), self._from_infinigram(read)]
-        if near is not None:
-            parts.append(self._from_neighbors(near, row, int(read[-1])))
+    def chain(self, read: Int32s, near: Neighbors | None, row: int, *others: Neighbors | None) -> Chain:
+        """Return what probably follows what was read; a row of neighbours was found before its last token.
+
+        Those in `others` stores propose too.
+        """
+        parts = [repeats_of(read, _REPEATS), *self._proposed(read, near, row)]
+        for other, found in zip(self.others, others or itertools.repeat(None), strict=False):
+            parts += other._proposed(read, found, row)
         return vote(np.concatenate(parts), read)
+
+    def _proposed(self, read: Int32s, near: Neighbors | None, row: int) -> list[Int32s]:
+        """Return windows of the store's text around places like the last one that was read."""
+        found = [self._from_infinigram(read)]
+        if near is not None:
+            found.append(self._from_neighbors(near, row, int(read[-1])))
+        return found
 
     def _from_infinigram(self, read: Int32s) -> Int32s:
         if self.infinigram is None:
@@ -102,7 +123,8 @@ class Drafter:
         held = np.flatnonzero(near.tokens[row] == token)
         if len(held) > _NEAREST:
             held = held[np.argpartition(near.distances[row, held], _NEAREST)[:_NEAREST]]
-        return self._windows(self._places.of(near.ids[row, held]))
+        each = max(_POSITIONS, _NEAREST // max(len(held), 1))
+        return self._windows(self._places.of(near.ids[row, held], each))
 
     def _windows(self, places: Ints) -> Int32s:
         """Return the windows around places of the store's text, in any order."""

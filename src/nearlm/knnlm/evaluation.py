@@ -10,7 +10,7 @@ from nearlm.base import QUIET, Doubles, OptionError, Reporter
 from nearlm.knnlm.knnlm import KNNLM
 from nearlm.knnlm.scoring import Scorer, Timer
 from nearlm.model.lm import AnyModel
-from nearlm.store import AnyStore, SearchSettings
+from nearlm.store import AnyStores, SearchSettings
 from nearlm.text import SCORE_BATCH_TOKENS, Texts, TokenText, read_once
 
 
@@ -54,7 +54,7 @@ class Evaluation:
 
 
 def evaluate(
-    store: AnyStore | KNNLM,
+    store: AnyStores | KNNLM,
     text: Texts,
     model: AnyModel = None,
     settings: SearchSettings | None = None,
@@ -135,7 +135,7 @@ def score_tokens(
 def _summary(knnlm: KNNLM, text: TokenText, logp: float, log_lm: float, retrievals: int, timer: Timer) -> Evaluation:
     seconds = timer.total
     tokens = text.windows.records
-    words, count = _words_and_bytes(text, knnlm.lm.tokenizer)
+    words, count = words_and_bytes(text, knnlm.lm.tokenizer)
     used = knnlm.memory.settings if knnlm.memory is not None else SearchSettings()
     rest = seconds - timer.lm - timer.gate - timer.search - timer.mixing
     return Evaluation(
@@ -161,7 +161,7 @@ def _summary(knnlm: KNNLM, text: TokenText, logp: float, log_lm: float, retrieva
     )
 
 
-def _words_and_bytes(text: TokenText, tokenizer: Any) -> tuple[int, int]:
+def words_and_bytes(text: TokenText, tokenizer: Any) -> tuple[int, int]:
     """Count the words and UTF-8 bytes of what is predicted, document by document, special tokens left out."""
     words = 0
     count = 0

@@ -14,6 +14,7 @@ class Suffix:
     length: int
     count: int
     document: str
+    store: str = ""  # its name, where there are several
 
 
 @dataclass(frozen=True)
@@ -59,5 +60,6 @@ def _title(one: Explanation) -> str:
     lines = [f"p {one.p:.3f}  p_LM {one.p_lm:.3f}  p_kNN {one.p_knn:.3f}  λ {one.lam:.2f}"]
     for distance, context in one.nearest:
         before = " ".join(context.text.split())[-60:]
-        lines.append(f"{distance:.1f}  …{before} → {context.target!r} ({context.document})")
+        place = f"{context.store}: {context.document}" if context.store else context.document
+        lines.append(f"{distance:.1f}  …{before} → {context.target!r} ({place})")
     return escape(printable("\n".join(lines)), quote=True).replace("\n", "&#10;")

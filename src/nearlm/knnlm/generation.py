@@ -20,6 +20,7 @@ from nearlm.model.lm import LM
 from nearlm.model.passes import turn
 
 _ONE_BY_ONE = ("greedy_search", "sample")  # ways of generating that choose one token after another
+_MOST_ROWS = 16  # that are drafted for: more of them make full use of a pass without drafts
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,17 +56,18 @@ class Continuation:
 def continue_rows(
     lm: LM, memory: Memory | None, drafter: Drafter | None, rows: list[list[int]], options: Mapping[str, Any]
 ) -> list[Continuation]:
-    """Continue rows of tokens, all of them together; a single one is drafted for, if there is a drafter."""
+    """Continue rows of tokens, all of them together; each has its own drafts, if there is a drafter."""
     ids, mask = _left_padded(rows, pad_id(lm))
     inputs = {"input_ids": ids.to(lm.device), "attention_mask": mask.to(lm.device), "pad_token_id": pad_id(lm)}
     inputs |= {"tokenizer": lm.tokenizer}  # stop strings need it
     model: Any = lm.model
-    one = drafter is not None and len(rows) == 1 and _one_by_one(model, options)
-    speculation = Speculation(drafter, streamer=options.get("streamer")) if drafter is not None and one else None
+    speculation = None
+    if drafter is not None and len(rows) <= _MOST_ROWS and _one_by_one(model, options):
+        speculation = Speculation(drafter, streamer=options.get("streamer"))
     watch = None if speculation is None else speculation.watch
     with turn(model), lm.packed(), nullcontext() if memory is None else Attachment(lm, memory, watch):
         if speculation is not None:
-            speculation.seconds = pass_costs(lm, memory).by_length(AHEAD)
+            speculation.seconds = pass_costs(lm, memory, len(rows)).by_tokens(len(rows) * (AHEAD + 1))
             options = {**_with_stop_strings(lm, options), "custom_generate": speculation}
         started = time.perf_counter()
         out = model.generate(**{**inputs, **options})
@@ -73,8 +75,9 @@ def continue_rows(
     out = getattr(out, "sequences", out).tolist()
     per = len(out) // len(rows)
     made = [until_end(row[ids.shape[1] :], pad_id(lm)) for row in out]
-    if speculation is not None and speculation.passes:
-        return [Continuation(rows[0], made[0], speculation.drafted[: len(made[0])], speculation.passes, seconds)]
+    if speculation is not None and speculation.rows:
+        written = zip(rows, made, speculation.rows, strict=True)
+        return [Continuation(row, new, each.drafted[: len(new)], each.passes, seconds) for row, new, each in written]
     passes = [Pass(0, 1)] * max(map(len, made))
     return [Continuation(rows[i // per], new, [False] * len(new), passes, seconds) for i, new in enumerate(made)]
 

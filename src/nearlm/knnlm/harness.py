@@ -8,7 +8,7 @@ from typing import Any
 from nearlm.base import Json, OptionError, check_at_least
 from nearlm.knnlm.attachment import attach
 from nearlm.model.lm import AnyModel
-from nearlm.store import AnyStore, Datastore, SearchSettings
+from nearlm.store import AnyStores, SearchSettings, open_stores
 from nearlm.store.model_files import as_lm
 
 try:
@@ -25,7 +25,7 @@ class HarnessLM(HFLM):  # type: ignore[misc]
     """The harness's own Hugging Face model, whose logits are those of the mixture.
 
     Args:
-        store: Folder of a store, `cache:NAME`, `hf:user/name`, or an open store.
+        store: Folder of a store, `cache:NAME`, `hf:user/name`, or an open store; or a list of several.
         memory: `on`, or `off` for the model alone.
         model: The store's model where it is now.
         settings: What is given here goes before what was tuned.
@@ -34,7 +34,7 @@ class HarnessLM(HFLM):  # type: ignore[misc]
 
     def __init__(
         self,
-        store: AnyStore,
+        store: AnyStores,
         memory: str = "on",
         model: AnyModel = None,
         settings: SearchSettings = SearchSettings(),
@@ -42,13 +42,14 @@ class HarnessLM(HFLM):  # type: ignore[misc]
     ):
         if memory not in _MEMORY:
             raise OptionError(f"`memory` is {memory!r}, expected one of {', '.join(_MEMORY)}")
-        opened = Datastore.open(store)
+        stores = open_stores(store)
+        opened = stores[0]
         lm = as_lm(opened, model)
         options.pop("device", None)  # a loaded model is where it is
         bos = opened.manifest.bos
         prefix = {"prefix_token_id": bos[0]} if bos else {}
         super().__init__(lm.model, tokenizer=lm.tokenizer, **{"add_bos_token": bool(bos), **prefix, **options})
-        self.attachment = attach(lm, opened, settings) if memory == "on" else None
+        self.attachment = attach(lm, stores, settings) if memory == "on" else None
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         """Score whole texts; the token in front of a window is the BOS already, which the harness would add again."""
@@ -67,7 +68,7 @@ class HarnessLM(HFLM):  # type: ignore[misc]
 
 
 def run_harness(
-    store: AnyStore,
+    store: AnyStores,
     tasks: list[str],
     *,
     memory: str = "on",
@@ -81,7 +82,7 @@ def run_harness(
     """Run tasks of the harness on a store's LM with its memory, and return the harness's own results.
 
     Args:
-        store: Folder of a store, `cache:NAME`, `hf:user/name`, or an open store.
+        store: Folder of a store, `cache:NAME`, `hf:user/name`, or an open store; or a list of several.
         tasks: Names of tasks; `lm-eval ls tasks` lists those of the harness.
         memory: `on`, or `off` for the model alone.
         model: The store's model where it is now.

@@ -4,7 +4,7 @@ The tokens are kept with the cache itself, and follow it when its rows are reord
 and when it is cropped, reset or copied.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
 
@@ -53,6 +53,18 @@ def keep_history(output: Any, history: Tensor) -> None:
     for name, change in _FOLLOWED.items():
         if hasattr(type(cache), name) and name not in vars(cache):
             setattr(cache, name, MethodType(_following(name, change), cache))  # a method is copied with its object
+
+
+def move_history(cache: Any, steps: Sequence[int]) -> None:
+    """Move rows of the tokens that are kept with a cache to the right, as those of the cache were."""
+    kept = getattr(cache, _KEPT, None)
+    if kept is None:
+        return
+    kept = kept[:, : int(cache.get_seq_length())]
+    rows = [row.roll(step) for row, step in zip(kept, steps, strict=True)]
+    for row, step in zip(rows, steps, strict=True):
+        row[:step] = -1
+    setattr(cache, _KEPT, torch.stack(rows))
 
 
 def ends_of(history: Tensor, new: int) -> Tensor:

@@ -12,11 +12,12 @@ from nearlm.knnlm.drafting import Drafter
 from nearlm.knnlm.explanation import Explanation, Explanations, Suffix
 from nearlm.knnlm.generation import Continuation, continue_rows
 from nearlm.knnlm.scoring import ScoredBatch, Scorer, TokenScores
-from nearlm.mixing import Gate, Memory
+from nearlm.mixing import TEXT, Contexts, Gate, Memory, kind_of, open_memory, store_of
 from nearlm.model.lm import LM, AnyModel
 from nearlm.search import Retriever
-from nearlm.store import AnyStore, Context, Datastore, SearchSettings
+from nearlm.store import AnyStores, Context, Datastore, SearchSettings, open_stores, store_names
 from nearlm.store.model_files import as_lm, check_lm
+from nearlm.store.watching import Stamp, stamp_of
 from nearlm.text import plan_windows
 
 Conversation = Sequence[Mapping[str, str]]
@@ -63,8 +64,11 @@ class KNNLM:
 
     def __init__(self, lm: LM, store: Datastore, memory: Memory | None):
         self.lm = lm
-        self.store = store
+        self.store = store  # the first of several
         self.memory = memory
+        self._asked = SearchSettings() if memory is None else memory.settings
+        self._stores: Sequence[Datastore] = [store]
+        self._stamps: tuple[Stamp, ...] = ()
         check_lm(store, lm)
         if memory is not None:
             memory.check_model(lm.fingerprint())
@@ -76,30 +80,55 @@ class KNNLM:
     @classmethod
     def load(
         cls,
-        store: AnyStore,
+        store: AnyStores,
         model: AnyModel = None,
         settings: SearchSettings = SearchSettings(),
         *,
         knn: bool = True,
     ) -> "KNNLM":
-        """Load a store's model, index and tuned settings.
+        """Load a store's model, index and tuned settings, or those of several stores of one model.
 
         Args:
-            store: Folder of a store, `cache:NAME`, or an open store.
+            store: Folder of a store, `cache:NAME`, or an open store; or a list of several, which are used together.
             model: The store's model where it is now: a hub id or folder, a `ModelSpec`, an `LM`, or a transformers
                 model that is loaded already. By default the one that the store was built with.
             settings: What is given here goes before what was tuned.
             knn: Use the memory; without it this is the model alone.
         """
-        opened = Datastore.open(store)
+        stores = open_stores(store)
         if not knn and settings.gate is not None:
             raise OptionError("a gate chooses λ itself; leave out `lam` and `knn=False`, or `gate`")
-        memory = Memory.open(opened, settings) if knn else None
-        return cls(as_lm(opened, model), opened, memory)
+        stamps = tuple(stamp_of(one.layout) for one in stores)
+        memory = open_memory(stores, settings) if knn else None
+        made = cls(as_lm(stores[0], model), stores[0], memory)
+        made._asked = settings
+        made._stores = stores
+        made._stamps = stamps
+        return made
+
+    def refresh(self) -> bool:
+        """Open the store again if it was added to, has forgotten documents or was compacted; return whether it was.
+
+        `load` remembers the settings that it was given, and they hold again. A model under `attach` stays as it is.
+        """
+        stamps = tuple(stamp_of(one.layout) for one in self._stores)
+        if stamps == self._stamps:
+            return False
+        stores = open_stores([one.path for one in self._stores])
+        memory = open_memory(stores, self._asked) if self.memory is not None else None
+        if memory is not None:
+            memory.check_model(self.lm.fingerprint())
+        self.store = stores[0]
+        self.memory = memory
+        self._stores = stores
+        self._stamps = stamps
+        vars(self).pop("drafter", None)
+        vars(self).pop("_names", None)  # what was learned meanwhile may name the stores in another order
+        return True
 
     @property
     def retriever(self) -> Retriever | None:
-        """What is searched, if there is a memory."""
+        """What is searched, if there is a memory of one store."""
         return self.memory.retriever if self.memory is not None else None
 
     @property
@@ -127,7 +156,10 @@ class KNNLM:
             if batch.prediction is not None:
                 sources = batch.prediction.by_source(batch.scores.log_lm, batch.scores.tokens)
             for row in np.flatnonzero(batch.positions >= max(first, 1)).tolist():
-                weighed = {name: (float(weight[row]), float(p[row])) for name, (weight, p) in sources.items()}
+                weighed = {
+                    self._source_name(name): (float(weight[row]), float(p[row]))
+                    for name, (weight, p) in sources.items()
+                }
                 one = self._explanation(batch, row, nearest)
                 position = int(batch.positions[row])
                 explained[position] = replace(one, sources=weighed, suffix=self._suffix(tokens, position))
@@ -144,25 +176,34 @@ class KNNLM:
             nearest=self._nearest(batch, row, nearest),
         )
 
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        """What explanations call the stores: nothing where there is one."""
+        stores = [one.store for one in self.memory.each] if self.memory is not None else []
+        return store_names(stores) if len(stores) > 1 else ("",)
+
+    def _source_name(self, source: str) -> str:
+        """Return what explanations call a source of a mixture: of several stores `STORE/knn`."""
+        kind, store = kind_of(source), self._names[store_of(source)]
+        return f"{store}/{kind}" if store and kind != TEXT else kind
+
     def _suffix(self, tokens: Int32s, position: int) -> Suffix | None:
-        """Look up the longest suffix of what stands before a position, if a mixture does."""
-        infinigram = self.memory.mixture.infinigram if self.memory and self.memory.mixture else None
-        if infinigram is None:
+        """Look up the longest suffix of what stands before a position, if a mixture does: the longest in any store."""
+        contexts = Contexts(tokens, np.zeros(1, np.int64), np.array([position]))
+        found = self.memory.longest_suffix(contexts, 0) if self.memory is not None else None
+        if found is None or self.memory is None:
             return None
-        found = infinigram.look_up(tokens, np.zeros(1, np.int64), np.array([position]))
-        if not found.length[0]:
-            return None
-        place = int(infinigram.order[found.begin[0]])
-        return Suffix(int(found.length[0]), int(found.end[0] - found.begin[0]), self.store.document_of(place)[0])
+        document = self.memory.each[found.store].store.document_of(found.place)[0]
+        return Suffix(found.length, found.times, document, self._names[found.store])
 
     def _nearest(self, batch: ScoredBatch, row: int, count: int) -> list[tuple[float, Context]]:
-        if batch.near is None or not batch.scores.retrieved[row]:
+        if batch.prediction is None or self.memory is None:
             return []
-        found = int(batch.scores.retrieved[:row].sum())  # neighbours are those of the tokens that retrieved
-        distances = batch.near.distances[found]
-        closest = np.argsort(distances, kind="stable")[:count]
-        pairs = zip(distances[closest], batch.near.ids[found, closest], strict=True)
-        return [(float(d), self.store.context_of(int(i), before=12)) for d, i in pairs if i >= 0]
+        shown = []
+        for found in batch.prediction.nearest(row, count, self.memory.temperatures):
+            context = self.memory.each[found.store].store.context_of(found.record, before=12)
+            shown.append((found.distance, replace(context, store=self._names[found.store])))
+        return shown
 
     @overload
     def generate(
@@ -186,7 +227,7 @@ class KNNLM:
             prompt: A text, a conversation (messages with `role` and `content`), or a list of texts.
             chat: Put each text into the tokenizer's chat template, as a message of the user.
             draft: Let the store's text and what was read draft tokens, so that a pass of the model gives several. It
-                changes the speed of a single sequence without beams, and never what is written.
+                changes the speed, and never what is written. Beams and batches that are sampled have no drafts.
             options: Those of transformers' `generate`. Assisted decoding (`prompt_lookup_num_tokens`,
                 `assistant_model`) verifies its drafts under the mixture.
         """

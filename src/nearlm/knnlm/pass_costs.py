@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from nearlm.base import Doubles, FetchError, Json, StoreError, cache_dir, cache_lock, canonical_hash
+from nearlm.base import Doubles, FetchError, Json, OptionError, StoreError, cache_dir, cache_lock, canonical_hash
 from nearlm.base.records import read_if_there, write_record
 from nearlm.mixing import Memory
 from nearlm.model.lm import LM
 
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 17)  # tokens of a pass
+_OF_BATCHES = (*_SIZES, 24, 32, 48, 64)
 _READ = 128  # tokens in the cache meanwhile
 _ROUNDS = 5
 _ENOUGH = 2.0  # seconds of measuring
@@ -31,20 +32,30 @@ class PassCosts:
     sizes: tuple[int, ...]
     seconds: tuple[float, ...]
 
-    def by_length(self, longest: int) -> Doubles:
-        """Return the seconds of passes over 1 to `longest` + 1 tokens; more tokens never take less."""
+    def __post_init__(self) -> None:
+        sizes, seconds = np.array(self.sizes, float), np.array(self.seconds, float)
+        sound = len(sizes) and sizes.shape == seconds.shape and (np.diff(sizes) > 0).all() and sizes[0] >= 1
+        if not sound or not np.isfinite(seconds).all() or seconds.min() <= 0:
+            raise OptionError(f"passes over {self.sizes} tokens in {self.seconds} s, expected times of ascending sizes")
+
+    def by_tokens(self, most: int) -> Doubles:
+        """Return the seconds of passes over 1 to `most` tokens, as far as measured; more tokens never take less."""
         rising = np.maximum.accumulate(self.seconds)
-        return np.interp(np.arange(1, longest + 2), self.sizes, rising)
+        return np.interp(np.arange(1, min(most, self.sizes[-1]) + 1), self.sizes, rising)
 
 
-def pass_costs(lm: LM, memory: Memory | None) -> PassCosts:
-    """Return what passes take with the memory that is attached to the model; measure it if nobody has done so."""
+def pass_costs(lm: LM, memory: Memory | None, rows: int = 1) -> PassCosts:
+    """Return what passes take with the memory that is attached to the model; measure it if nobody has done so.
+
+    Those over so many tokens that only several rows have together are measured for several rows.
+    """
+    sizes = _SIZES if rows == 1 else _OF_BATCHES
     folder = cache_dir() / "passes"
-    path = folder / f"{canonical_hash(describe(lm, memory))}.json"
+    path = folder / f"{canonical_hash({**describe(lm, memory), 'sizes': sizes})}.json"
     kept = _read(path)
     if kept is not None:
         return kept
-    measured = measure(lm.model, lm.vocab_size)
+    measured = measure(lm.model, lm.vocab_size, sizes)
     with contextlib.suppress(FetchError, OSError), cache_lock(folder):  # a cache that cannot be written is no hindrance
         write_record(path, measured)
     return measured
@@ -65,19 +76,21 @@ def describe(lm: LM, memory: Memory | None) -> Json:
     if memory is not None:
         tables = [part.bytes for part in (memory.gate, memory.mixture) if part is not None]
         found |= {"store": memory.store.checksum, "search": memory.settings.values, "tables": tables}
+        if memory.parts:
+            found["parts"] = [[one.store.checksum, one.settings.values] for one in memory.parts]
     return found
 
 
-def measure(model: Any, vocab_size: int) -> PassCosts:
+def measure(model: Any, vocab_size: int, sizes: tuple[int, ...] = _SIZES) -> PassCosts:
     """Time passes over tokens after some that the cache holds: the shortest of a few rounds."""
     draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(vocab_size, (1, _READ + max(_SIZES)), generator=draw).to(model.device)
-    best = dict.fromkeys(_SIZES, float("inf"))
+    ids = torch.randint(vocab_size, (1, _READ + max(sizes)), generator=draw).to(model.device)
+    best = dict.fromkeys(sizes, float("inf"))
     with torch.no_grad():
         cache = model(input_ids=ids[:, :_READ], use_cache=True).past_key_values
         started = time.perf_counter()
         for number in range(_ROUNDS + 1):
-            for size in _SIZES:
+            for size in sizes:
                 seconds = _time(model, ids[:, _READ : _READ + size], cache)
                 if number:  # the first of its size also prepares kernels
                     best[size] = min(best[size], seconds)

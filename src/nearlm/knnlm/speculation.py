@@ -7,28 +7,36 @@ what is written. A draft only lets one pass of the model serve several of these 
 is what was drafted.
 """
 
-import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers import DynamicCache, GenerationMixin
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from torch import Tensor, nn
+from transformers import GenerationMixin
+from transformers.generation import logits_process, stopping_criteria
 
 from nearlm.base import Doubles, Int32s
 from nearlm.knnlm.draft_length import Pace
-from nearlm.knnlm.draft_votes import AHEAD, no_chain
+from nearlm.knnlm.draft_passes import Reader, can_crop
+from nearlm.knnlm.draft_votes import AHEAD, Chain, no_chain
 from nearlm.knnlm.drafting import Drafter
 from nearlm.mixing import Prediction
-from nearlm.search import Neighbors
 
 _OF_THE_LOOP = {"past_key_values", "attention_mask", "position_ids", "cache_position", "logits_to_keep", "use_cache"}
+_BY_ROW = {  # treats each row of a batch as if it were alone
+    *(logits_process.InfNanRemoveLogitsProcessor, logits_process.NoBadWordsLogitsProcessor),
+    *(logits_process.MinLengthLogitsProcessor, logits_process.MinNewTokensLengthLogitsProcessor),
+    *(logits_process.NoRepeatNGramLogitsProcessor, logits_process.RepetitionPenaltyLogitsProcessor),
+    *(logits_process.SuppressTokensLogitsProcessor, logits_process.SequenceBiasLogitsProcessor),
+    *(stopping_criteria.MaxLengthCriteria, stopping_criteria.MaxTimeCriteria),
+    *(stopping_criteria.EosTokenCriteria, stopping_criteria.StopStringCriteria),
+}
 
 
 class Pass(NamedTuple):
-    """A pass of the model: how many tokens were drafted for it, and how many were written after it."""
+    """A pass of the model: how many tokens of a row were drafted for it, and how many were written after it."""
 
     drafted: int
     written: int
@@ -36,7 +44,7 @@ class Pass(NamedTuple):
 
 @dataclass
 class Speculation:
-    """Continues one sequence; afterwards it tells which tokens were drafted, and what each pass gave.
+    """Continues sequences; afterwards its rows tell which tokens were drafted, and what each pass gave.
 
     `seconds` are those of passes over one token, two, three, …, by default all alike; `watch` is to be told what the
     memory says in each pass.
@@ -45,8 +53,7 @@ class Speculation:
     drafter: Drafter
     seconds: Doubles = field(default_factory=lambda: np.ones(AHEAD + 1))
     streamer: Any = None
-    passes: list[Pass] = field(default_factory=list)
-    drafted: list[bool] = field(default_factory=list)
+    rows: list["Row"] = field(default_factory=list)
     _said: Prediction | None = None
 
     def watch(self, prediction: Prediction) -> None:
@@ -64,104 +71,114 @@ class Speculation:
     ) -> Any:
         """Write on, as transformers' `_sample` does; what cannot be drafted for is left to it."""
         cache = inputs.get("past_key_values")
-        masked = len(input_ids) > 1 or inputs.get("attention_mask") is not None
-        if masked or generation_config.return_dict_in_generate or not can_crop(model, cache):
+        mask = inputs.get("attention_mask")
+        several = len(input_ids) > 1
+        possible = not generation_config.return_dict_in_generate and can_crop(model, cache, len(input_ids))
+        if several:
+            possible = possible and not generation_config.do_sample
+            possible = possible and rows_are_alone(logits_processor, stopping_criteria)
+            mask = torch.ones_like(input_ids) if mask is None else mask
+        elif mask is not None:
+            possible = False
+        if not possible:
             prepared = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria}
             own = {"generation_config": generation_config, "streamer": self.streamer}
             return GenerationMixin._sample(model, input_ids, **prepared, **own, **inputs)
         extra = {name: value for name, value in inputs.items() if name not in _OF_THE_LOOP}
-        reader = _Reader(model, cache, extra)
-        writer = _Writer(input_ids, logits_processor, stopping_criteria, generation_config, self.streamer)
-        self._write(reader, writer)
-        return writer.ids
-
-    def _write(self, reader: "_Reader", writer: "_Writer") -> None:
-        """Draft, read, choose, until a stopping criterion says so."""
-        pace = Pace(self.seconds)
-        chain = no_chain()
-        length = 0
-        while True:
-            draft = chain.tokens[:length]
-            logits = reader.read(writer.ids, draft)
-            written = writer.choose(logits, draft)
-            right = len(written) - 1
-            reader.forget(length - right)
-            self.passes.append(Pass(length, len(written)))
-            self.drafted += [True] * right + [right < length and int(written[right]) == int(draft[right])]
-            if writer.ended:
-                break
-            self.drafter.acceptance.learn(chain, written)
-            pace.count(length, len(written))
-            chain = self.drafter.chain(writer.text, *self._near(length - right))
-            length = min(pace.best_length(self.drafter.acceptance.rates(chain)), writer.room)
+        begins = [0] if mask is None else mask.argmax(1).tolist()
+        self.rows = [
+            Row(ids[None], logits_processor, stopping_criteria, generation_config, self.streamer, begin)
+            for ids, begin in zip(input_ids, begins, strict=True)
+        ]
+        self._write(Reader(model, cache, mask, extra))
         if self.streamer is not None:
             self.streamer.end()
+        return _padded([row.ids for row in self.rows], generation_config.pad_token_id)
 
-    def _near(self, wrong: int) -> tuple[Neighbors | None, int]:
-        """Return the neighbours of the position before those of the draft that turned out wrong, and their row."""
+    def _write(self, reader: Reader) -> None:
+        """Draft, read, choose, until a stopping criterion says so of every row."""
+        running = self.rows
+        pace = Pace(self.seconds, len(running))
+        length = 0
+        while True:
+            drafts = [row.draft(length) for row in running]
+            logits = reader.read([row.ids for row in running], drafts)
+            for place, row in enumerate(running):
+                row.go_on(logits[place], drafts[place])
+                self.drafter.acceptance.learn(row.chain, row.latest)
+            left = [place for place, row in enumerate(running) if not row.ended]
+            if not left:
+                return
+            for place in left:
+                near = self._near(place, len(running), logits.shape[1] - len(running[place].latest))
+                running[place].chain = self.drafter.chain(running[place].text, *near)
+            reader.keep(left, [len(running[place].latest) for place in left])
+            pace.count(logits.shape[1], sum(len(row.latest) for row in running))
+            if len(left) < len(running):
+                running = [running[place] for place in left]
+                pace = Pace(self.seconds, len(running))
+            length = pace.best_length([self.drafter.acceptance.rates(row.chain) for row in running])
+
+    def _near(self, place: int, rows: int, wrong: int) -> tuple[Any, ...]:
+        """Return the neighbours of a row before what of its last columns turned out wrong, and where they stand.
+
+        After that come its neighbours in other stores.
+        """
         said = self._said
-        row = -1 if said is None else len(said.retrieved) - 1 - wrong
-        if said is None or row < 0 or said.near is None or not said.retrieved[row]:
+        if said is None:
             return None, 0
-        return said.near, int(said.retrieved[:row].sum())
+        each = len(said.retrieved) // rows
+        at = (place + 1) * each - 1 - wrong
+        if at < place * each or not said.retrieved[at]:
+            return None, 0
+        return said.near, int(said.retrieved[:at].sum()), *said.others
 
 
-class _Reader:
-    """Runs a model over what it has not read yet."""
+class Row:
+    """One sequence: tokens are chosen for it as transformers' `_sample` does, one after another, until it ends.
 
-    def __init__(self, model: Any, cache: Any, extra: dict[str, Any]):
-        self._model = model
-        self._cache = cache
-        self._extra = extra
-        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
-        if hasattr(cache, "activate_past_recording"):
-            cache.activate_past_recording()
+    Its text begins after the padding.
+    """
 
-    def read(self, ids: Tensor, draft: Int32s) -> Tensor:
-        """Return the logits after the last of `ids` and after each drafted token, [draft + 1, vocabulary]."""
-        known = self._cache.get_seq_length()
-        new = torch.cat([ids[:, known:], torch.from_numpy(draft.astype(np.int64))[None].to(ids.device)], 1)
-        kept = {"logits_to_keep": len(draft) + 1} if self._keeps else {}
-        out = self._model(input_ids=new, past_key_values=self._cache, use_cache=True, **kept, **self._extra)
-        return out.logits[0, -len(draft) - 1 :]  # type: ignore[no-any-return]
-
-    def forget(self, tokens: int) -> None:
-        """Take the last tokens out of the cache; with none a sliding window still drops what it needs no more."""
-        self._cache.crop(-tokens)
-
-
-class _Writer:
-    """Chooses tokens as transformers' `_sample` does, one after another, and knows when to stop."""
-
-    def __init__(self, ids: Tensor, processor: Any, stopping: Any, config: Any, streamer: Any):
+    def __init__(self, ids: Tensor, processor: Any, stopping: Any, config: Any, streamer: Any, begin: int = 0):
         self.ids = ids
         self.ended = False
+        self.chain: Chain = no_chain()
+        self.latest: Int32s = np.empty(0, np.int32)
+        self.passes: list[Pass] = []
+        self.drafted: list[bool] = []
         self._processor = processor
         self._stopping = stopping
         self._sample = config.do_sample
         self._most = config.max_length
         self._streamer = streamer
+        self._begin = begin
         self._text = np.empty(max(self._most, ids.shape[1]) + 1, np.int32)
         self._text[: ids.shape[1]] = ids[0].cpu().numpy()
 
     @property
     def text(self) -> Int32s:
         """All tokens so far."""
-        return self._text[: self.ids.shape[1]]
+        return self._text[self._begin : self.ids.shape[1]]
 
-    @property
-    def room(self) -> int:
-        """How long a draft may be: every pass writes a token beyond it."""
-        return max(0, int(self._most) - self.ids.shape[1] - 1)
+    def draft(self, length: int) -> Int32s:
+        """Return so many tokens of the chain, if there is room for them: every pass writes a token beyond them."""
+        room = max(0, int(self._most) - self.ids.shape[1] - 1)
+        return self.chain.tokens[: min(length, room)]
 
-    def choose(self, logits: Tensor, draft: Int32s) -> Int32s:
+    def go_on(self, logits: Tensor, draft: Int32s) -> None:
         """Choose a token after each of those that were read, as long as these are what was chosen before."""
         begin = self.ids.shape[1]
-        for place in range(len(draft) + 1):
-            token = self._add(logits[place : place + 1])
-            if self.ended or place == len(draft) or token != draft[place]:
+        right = 0
+        while True:
+            token = self._add(logits[right : right + 1])
+            same = right < len(draft) and token == int(draft[right])
+            self.drafted.append(same)
+            if self.ended or not same:
                 break
-        return self.text[begin:]
+            right += 1
+        self.latest = self._text[begin : self.ids.shape[1]]
+        self.passes.append(Pass(len(draft), len(self.latest)))
 
     def _add(self, logits: Tensor) -> int:
         """Choose the next token from the logits, [1, vocabulary]."""
@@ -176,14 +193,17 @@ class _Writer:
         return token
 
 
+def rows_are_alone(processors: Sequence[Any], criteria: Sequence[Any]) -> bool:
+    """Tell whether rows of a batch can be written apart: nothing looks at several, and padding follows an end."""
+    known = all(type(each) in _BY_ROW for each in (*processors, *criteria))
+    return known and any(hasattr(each, "eos_token_id") for each in criteria)
+
+
+def _padded(rows: Sequence[Tensor], pad: Any) -> Tensor:
+    """Return rows as one batch, the shorter ones filled up at their ends."""
+    width = max(row.shape[1] for row in rows)
+    return torch.cat([nn.functional.pad(row, (0, width - row.shape[1]), value=pad or 0) for row in rows])
+
+
 def _draw(scores: Tensor) -> Tensor:
     return torch.multinomial(scores.softmax(-1), num_samples=1).squeeze(1)
-
-
-def can_crop(model: Any, cache: Any) -> bool:
-    """Tell whether tokens can be taken out of a model's cache again, exactly."""
-    if getattr(model, "_is_stateful", False) or type(cache) is not DynamicCache:
-        return False
-    kinds = {type(layer) for layer in cache.layers}
-    recording = hasattr(cache, "activate_past_recording")  # without it a sliding window has lost what was before
-    return kinds <= ({DynamicLayer, DynamicSlidingWindowLayer} if recording else {DynamicLayer})

@@ -1,6 +1,7 @@
 """How memory and LM are mixed: equations, traces, tuning, gates, n-grams of any length, and a memory ready for use."""
 
 from nearlm.mixing.contexts import Contexts
+from nearlm.mixing.editing import add, compact, forget
 from nearlm.mixing.equations import mix, perplexity
 from nearlm.mixing.gate import Gate, gate_files, verify_gate
 from nearlm.mixing.gate_learning import Looked, Ways, examples_of, judge
@@ -22,7 +23,7 @@ from nearlm.mixing.infinigram_building import build_infinigram
 from nearlm.mixing.learning import Learned, catch_up, learn_all
 from nearlm.mixing.memory import Memory
 from nearlm.mixing.mixture import ALL_SOURCES, Mixture, mixture_files, untrained_mixture, verify_mixture
-from nearlm.mixing.mixture_features import SOURCES, Bools, Known, feature_groups
+from nearlm.mixing.mixture_features import SOURCES, TEXT, Bools, Known, feature_groups, kind_of, store_of
 from nearlm.mixing.mixture_training import (
     MixtureExamples,
     Searched,
@@ -33,6 +34,17 @@ from nearlm.mixing.mixture_training import (
 )
 from nearlm.mixing.ngrams import verify_ngrams
 from nearlm.mixing.prediction import Prediction
-from nearlm.mixing.traces import LMTrace, Trace, cache_text, room_for_traces, trace_lm, trace_search, trace_text
+from nearlm.mixing.several import join_memories, learn_together, open_memory
+from nearlm.mixing.text_first import build_text_first
+from nearlm.mixing.traces import (
+    LMTrace,
+    Trace,
+    cache_text,
+    room_for_traces,
+    trace_lm,
+    trace_search,
+    trace_text,
+    traces_in,
+)
 from nearlm.mixing.trained import search_hash, search_only, trace_for
 from nearlm.mixing.tuning import Tuning, best_setting, best_settings, paper_setting, tune, tuned_at

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nearlm.base import Doubles, Int32s
 from nearlm.mixing.equations import add_log, add_mass, on_cpu
-from nearlm.mixing.mixture_features import KNN, SOURCES, Bools, Proposal, experts_of
+from nearlm.mixing.mixture_features import KNN, Bools, Proposal, experts_of, kind_of, source_of
 from nearlm.search import Neighbors
 
 
@@ -30,10 +30,27 @@ class Advice:
         return np.asarray(-np.expm1(self.log_weights[:, 0]))
 
     def log_knn(self, log_experts: Doubles) -> Doubles:
-        """Return log p_kNN of targets at the tuned temperature, -inf where nothing was retrieved."""
-        if KNN not in self.sources:
+        """Return log p_kNN of targets at the tuned temperature, -inf where nothing was retrieved.
+
+        Neighbours of several stores count as these weigh.
+        """
+        searched = [name for name in self.sources if kind_of(name) == KNN]
+        if not searched:
             return np.full(len(log_experts), -np.inf)
-        return log_experts[:, experts_of(self.sources)[KNN].start + SOURCES[KNN].main]
+        places = experts_of(self.sources)
+        found = log_experts[:, [places[name].start + source_of(name).main for name in searched]]
+        if len(searched) == 1:
+            return found[:, 0]
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log((self.store_shares() * np.exp(found)).sum(1)))
+
+    def store_shares(self) -> Doubles:
+        """Return how the weight of all neighbours is shared out among stores that were searched, [n, stores]."""
+        weights = np.exp(self.log_weights)
+        places = experts_of(self.sources)
+        searched = [places[name] for name in self.sources if kind_of(name) == KNN]
+        shares = np.stack([weights[:, place].sum(1) for place in searched], 1)
+        return np.asarray(shares / np.maximum(shares.sum(1, keepdims=True), 1e-30))
 
     def log_experts(self, log_lm: Doubles, targets: Int32s) -> Doubles:
         """Return log p of one target per context under LM and experts, [n, 1 + experts]."""

@@ -33,6 +33,8 @@ from nearlm.mixing.mixture_features import (
     Proposal,
     describe,
     describe_lm,
+    kind_of,
+    name_at,
     source_places,
     width_of,
 )
@@ -51,12 +53,14 @@ def few_neighbors(near: Neighbors, knn_temperature: float) -> Candidates:
     return Candidates(*made)
 
 
-def few_proposals(sources: tuple[str, ...], known: Known, infinigram: InfiniGram | None) -> dict[str, Proposal]:
+def few_proposals(sources: tuple[str, ...], known: Known, *infinigrams: InfiniGram | None) -> dict[str, Proposal]:
     """Ask the sources that need no search, as `propose` does."""
     everywhere = np.arange(len(known))
     found = {}
-    if NGRAM in sources and infinigram is not None:
-        found[NGRAM] = Proposal(everywhere, few_from_infinigram(infinigram, known.contexts))
+    for number, infinigram in enumerate(infinigrams):
+        name = name_at(NGRAM, number)
+        if name in sources and infinigram is not None:
+            found[name] = Proposal(everywhere, few_from_infinigram(infinigram, known.contexts))
     if TEXT in sources:
         found[TEXT] = Proposal(everywhere, few_from_text(known.contexts))
     return found
@@ -107,7 +111,7 @@ def _room(rows: int, most: int, experts: int, measures: int) -> tuple[Any, ...]:
 def _part(proposal: Proposal | None, name: str) -> tuple[Any, ...]:
     """Return the rows of a proposal and its candidates as kernels take them; none of a source that was not asked."""
     if proposal is None:
-        return _NOTHING[name]
+        return _NOTHING[kind_of(name)]
     return proposal.rows, tuple(proposal.candidates)
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numba
 import numpy as np
+import numpy.typing as npt
 
 from nearlm.base import (
     Array,
@@ -27,10 +28,10 @@ from nearlm.base import (
     check_files,
     check_names,
     check_that,
-    read_if_there,
 )
 from nearlm.mixing.suffix_array import MAX_LENGTH, Depths
 from nearlm.store import Datastore, StoreState, SuffixFiles, check_ids, check_places
+from nearlm.store.prepared import read_current_if_there
 
 _BLOCK = 1 << 20
 _FEW = 256  # contexts for which threads are not worth starting
@@ -97,7 +98,16 @@ class InfiniGram:
         folder = store.layout.suffixes.folder
         check = partial(made.check_contents, store, folder / info.data)
         check_before_use(folder, info.files, suffix_remedy(store), check)
-        return made
+        return made if store.forgotten is None else made.without(store.forgotten.positions)
+
+    def without(self, positions: npt.NDArray[np.bool_]) -> "InfiniGram":
+        """Return the suffix array without the rows of some positions, in memory."""
+        kept = ~positions[self.order]
+        arrays = {name: getattr(self, name)[kept] for name in ("order", "depths", "following")}
+        arrays["starts"] = np.concatenate(([0], np.cumsum(kept)))[self.starts]
+        for array in arrays.values():
+            array.flags.writeable = False  # as mapped files are: one type for the kernels
+        return InfiniGram(self.tokens, arrays)
 
     def check_contents(self, store: Datastore, folder: Path) -> None:
         """Refuse arrays that lead outside each other, or that are not of this text."""
@@ -159,7 +169,7 @@ def _of_another_state(store: Datastore, info: SuffixInfo) -> str:
 def read_suffix_info(store: Datastore) -> SuffixInfo | None:
     """Read what is known of the suffix array; None if there is none."""
     place = store.layout.suffixes
-    info = read_if_there(SuffixInfo, place.description)
+    info = read_current_if_there(SuffixInfo, place, store)
     if info is not None:
         sound = info.dtype in ("int32", "int64") and 0 <= info.rows <= info.tokens and info.vocabulary >= 0
         check_that(sound, place.description, "lengths that fit together")

@@ -28,6 +28,7 @@ from nearlm.base import (
     check_that,
     duration,
     files,
+    read_if_there,
     size,
     write_record,
 )
@@ -64,6 +65,30 @@ def build_infinigram(store: AnyStore, reporter: Reporter = QUIET) -> InfiniGram:
     return InfiniGram.open(opened)
 
 
+def prepare_infinigram(coming: Datastore, reporter: Reporter = QUIET) -> None:
+    """Make the suffix array of a store as it will be, if it has one or no keys; it takes effect with its manifest."""
+    place = coming.layout.suffixes
+    if not (place.description.exists() or not len(coming)):
+        return
+    place.folder.mkdir(exist_ok=True)
+    with files.lock(place.folder, wait=reporter.say):
+        now = read_if_there(SuffixInfo, place.description)
+        _remove_all_but(place, now)
+        _build(coming, reporter, place.prepared)
+
+
+def settle_infinigram(store: Datastore) -> None:
+    """Remove the arrays that are not used any more."""
+    info = read_suffix_info(store)
+    if info is not None:
+        _remove_all_but(store.layout.suffixes, info)
+
+
+def _remove_all_but(place: SuffixFiles, used: SuffixInfo | None) -> None:
+    for path in place.others(used.data if used else None):
+        files.remove(path)
+
+
 def _usable(store: Datastore) -> SuffixInfo | None:
     """Return what is known of the suffix array that is there, None if it is none of this text's, or damaged."""
     with contextlib.suppress(StoreError):
@@ -83,16 +108,17 @@ def _remove_others(place: SuffixFiles, used: SuffixInfo | None) -> None:
     """Remove all arrays but those that are used, if any are; without them, their description goes first."""
     if used is None:
         files.remove(place.description)
-    for path in place.others(used.data if used else None):
-        files.remove(path)
+    _remove_all_but(place, used)
 
 
-def _build(store: Datastore, reporter: Reporter) -> SuffixInfo:
-    """Sort the contexts of a store's text and write `suffixes.json` last."""
+def _build(store: Datastore, reporter: Reporter, description: Path | None = None) -> SuffixInfo:
+    """Sort the contexts of a store's text and write `suffixes.json`, or another description, last."""
     started = time.monotonic()
     place = store.layout.suffixes
     count = len(store.tokens)
     data = f"data-{count:012d}"
+    if (place.folder / data).exists():  # of another text of the same length, which is in use
+        data = f"data-{count:013d}"
     _check_memory(store, reporter)
     (place.folder / data).mkdir()
     tokens = _whole_text(store, data)
@@ -110,7 +136,7 @@ def _build(store: Datastore, reporter: Reporter) -> SuffixInfo:
     there = [array for array in arrays.values() if array.path.exists()]
     listed = {place.name_of(array): FileInfo.of(array.path) for array in there}
     whole = replace(info, files=listed)
-    write_record(place.description, whole)
+    write_record(description or place.description, whole)
     reporter.say(f"sorted {count:,} tokens in {duration(time.monotonic() - started)}")
     return whole
 

@@ -11,12 +11,13 @@ from nearlm.mixing.gate_training import Training
 from nearlm.mixing.infinigram_building import build_infinigram
 from nearlm.mixing.mixture import ALL_SOURCES, Mixture, MixtureInfo, verify_mixture
 from nearlm.mixing.mixture_features import KNN
+from nearlm.mixing.several import learn_together
 from nearlm.mixing.traces import cache_text
 from nearlm.mixing.trained import what_came_after
 from nearlm.mixing.tuning import tune
 from nearlm.model.lm import LM, AnyModel
 from nearlm.search import read_index_info, read_settings
-from nearlm.store import DEFAULT, NONE, AnyStore, Datastore
+from nearlm.store import DEFAULT, NONE, AnyStore, AnyStores, Datastore, open_stores
 from nearlm.store.model_files import load_lm
 from nearlm.text import Texts, TokenText
 
@@ -40,7 +41,7 @@ class Learned:
 
 
 def learn_all(
-    store: AnyStore,
+    store: AnyStores,
     text: Texts,
     model: AnyModel = None,
     training: Training = Training(),
@@ -54,14 +55,15 @@ def learn_all(
     """Tune an index unless it is tuned, train a mixture and then a gate for it, all on one validation text.
 
     If the mixture is not surely better than one λ, the gate chooses λ itself, as in the paper. For a store without
-    keys there is only a mixture.
+    keys there is only a mixture. So it is for several stores at once, which must be tuned: it weighs all of them, and
+    is kept in the first.
 
     Args:
-        store: Folder of a store, `cache:NAME`, or an open store.
-        text: Names of texts, or a `TextSource`; it should not be in the store.
+        store: Folder of a store, `cache:NAME`, or an open store; or a list of several.
+        text: Names of texts, or a `TextSource`, that should not be in the store.
         model: The store's model, by default as it was built.
         training: How the gate's network is trained.
-        name: Name of mixture and gate.
+        name: Name of mixture and gate; by default that of several stores is `with-` and the names of the others.
         index: Which index they are for.
         sources: What is mixed with the LM, some of knn,ngram,text, or none for no mixture.
         stride: Tokens from window to window, by default the window.
@@ -71,14 +73,22 @@ def learn_all(
         >>> learned = nearlm.learn_all("mystore", "valid/")
         >>> knnlm = nearlm.KNNLM.load("mystore")  # uses what was learned, if it is better
     """
-    opened = Datastore.open(store)
-    lm = load_lm(opened, model)
+    stores = open_stores(store)
+    lm = load_lm(stores[0], model)
     how: Any = {"name": name, "stride": stride, "reporter": reporter}
-    if not len(opened):
-        left = _without_search(opened, sources, reporter)
-        return Learned(Mixture.train(opened, text, lm, sources=left, seed=training.seed, **how), None)
-    read = cache_text(text, lm.tokenizer, opened.reading(stride), reporter)
-    return _learn(opened, read, lm, training, sources, {"index": index, **how})
+    if len(stores) > 1:
+        return Learned(learn_together(stores, text, lm, index=index, sources=sources, seed=training.seed, **how), None)
+    return _learn_one(stores[0], text, lm, training, sources, {"index": index, **how})
+
+
+def _learn_one(store: Datastore, text: Texts, lm: LM, training: Training, sources: str, how: Any) -> Learned:
+    """Learn how to use one store, with keys or without."""
+    if len(store):
+        read = cache_text(text, lm.tokenizer, store.reading(how["stride"]), how["reporter"])
+        return _learn(store, read, lm, training, sources, how)
+    left = _without_search(store, sources, how["reporter"])
+    without = {name: value for name, value in how.items() if name != "index"}
+    return Learned(Mixture.train(store, text, lm, sources=left, seed=training.seed, **without), None)
 
 
 def catch_up(store: AnyStore, reporter: Reporter = QUIET) -> None:
@@ -99,7 +109,7 @@ def catch_up(store: AnyStore, reporter: Reporter = QUIET) -> None:
 
 
 def _say_lacking(store: Datastore, index: str, reporter: Reporter) -> None:
-    if read_index_info(store, index).manifest != store.checksum:
+    if read_index_info(store, index).manifest != store.held:
         again = f"nearlm index {store.path}{'' if index == DEFAULT else f' `index={index!r}`'}, or build_index()"
         reporter.say(f"index {index!r} lacks the new records; bring it up to date with: {again}")
 

@@ -3,6 +3,8 @@
 import time
 import warnings
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from nearlm.mixing.advice import Advice
 from nearlm.mixing.contexts import Contexts
 from nearlm.mixing.equations import warm_up
 from nearlm.mixing.gate import Gate, verify_gate
+from nearlm.mixing.infinigram import InfiniGram
 from nearlm.mixing.interpolation import Interpolation
 from nearlm.mixing.mixture import Mixture, verify_mixture
 from nearlm.mixing.mixture_features import Known
@@ -23,11 +26,21 @@ _USUAL = SearchSettings(lam=0.25, knn_temperature=1.0, distances="index")
 _OF_A_SEARCH = {"index", "lam", "knn_temperature", "k", "nprobe", "distances", "gate", "mixture"}
 
 
+class LongestSuffix(NamedTuple):
+    """The longest suffix of a context in a store's text: its number, tokens, how often it occurs, one place after."""
+
+    store: int
+    length: int
+    times: int
+    place: int
+
+
 @dataclass(frozen=True, repr=False)
 class Memory:
     """What is searched, if anything, and how it is mixed: by one λ, by a gate's λ(c), or by a mixture.
 
-    A gate decides which tokens skip retrieval. A mixture without neighbours needs no retriever.
+    A gate decides which tokens skip retrieval. A mixture without neighbours needs no retriever. A memory of several
+    stores has no retriever itself: its `parts` are searched, and its mixture weighs them all (`open_memory`).
     """
 
     store: Datastore
@@ -35,6 +48,7 @@ class Memory:
     settings: SearchSettings
     gate: Gate | None = None
     mixture: Mixture | None = None
+    parts: tuple["Memory", ...] = ()
 
     @classmethod
     def open(cls, store: Datastore, settings: SearchSettings = SearchSettings()) -> "Memory":
@@ -90,7 +104,18 @@ class Memory:
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value}" for name, value in self.settings.values.items())
-        return f"Memory({self.store.path.name}: {self.store.contents}, {shown})"
+        held = " + ".join(f"{one.store.path.name}: {one.store.contents}" for one in self.each)
+        return f"Memory({held}, {shown})"
+
+    @property
+    def each(self) -> tuple["Memory", ...]:
+        """The memory of each store: itself, or its parts."""
+        return self.parts or (self,)
+
+    @cached_property
+    def searches(self) -> bool:
+        """Whether anything is searched."""
+        return any(one.retriever is not None for one in self.each)
 
     @property
     def lam(self) -> float:
@@ -101,6 +126,11 @@ class Memory:
     def knn_temperature(self) -> float:
         """What distances are divided by."""
         return self.settings.knn_temperature or 1.0
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """What the distances of each store are divided by, or around which a mixture's temperatures are."""
+        return self.mixture.temperatures if self.mixture is not None else (self.knn_temperature,)
 
     @property
     def constant(self) -> bool:
@@ -128,6 +158,8 @@ class Memory:
 
     def check_model(self, fingerprint: str) -> None:
         """Refuse a gate or mixture that was trained for another model, index or settings."""
+        for part in self.parts:
+            part.check_model(fingerprint)
         if self.mixture is not None:
             self.mixture.check(self.retriever, self.settings, fingerprint)
         if self.gate is not None and self.retriever is not None:
@@ -147,18 +179,33 @@ class Memory:
             proposals = self.mixture.ask(known)
         asked = time.perf_counter()
         lam = np.full(len(queries), self.lam)
-        retrieved = np.full(len(queries), self.retriever is not None)
+        retrieved = np.full(len(queries), self.searches)
         if self.gate is not None:
             lam = self.gate.weights(queries, known, proposals)
             retrieved = lam > 0
         decided = time.perf_counter()
-        near = self.search(queries if retrieved.all() else queries[retrieved])
+        wanted = queries if retrieved.all() else queries[retrieved]
+        near, *others = [one.search(wanted) for one in self.each]
         searched = time.perf_counter()
         said: Advice | Interpolation = Interpolation(near, retrieved, lam, self.knn_temperature)
         if self.mixture is not None:
-            said = self.mixture.weigh(known, proposals, near, retrieved)
+            said = self.mixture.weigh(known, proposals, near, retrieved, *others)
         mixing = asked - started + time.perf_counter() - searched
-        return Prediction(said, near, retrieved, Spent(decided - asked, searched - decided, mixing))
+        return Prediction(said, near, retrieved, Spent(decided - asked, searched - decided, mixing), tuple(others))
+
+    def longest_suffix(self, contexts: Contexts, row: int) -> LongestSuffix | None:
+        """Look up the longest suffix of a context in any store's text, if a mixture does so."""
+        best: LongestSuffix | None = None
+        begins, ends = contexts.begins[row : row + 1], contexts.ends[row : row + 1]
+        for number, infinigram in enumerate(self.mixture.infinigrams if self.mixture is not None else ()):
+            if infinigram is None:
+                continue
+            found = infinigram.look_up(contexts.tokens, begins, ends)
+            length = int(found.length[0])
+            if length > (best.length if best is not None else 0):
+                times = int(found.end[0] - found.begin[0])
+                best = LongestSuffix(number, length, times, int(infinigram.order[found.begin[0]]))
+        return best
 
     def warm_up(self) -> None:
         """Compile or load all kernels, so that the first real call is not timed with it."""
@@ -201,11 +248,15 @@ def _warn_grown(store: Datastore, mixture: Mixture | None, gate: Gate | None = N
             said = f"the {kind} {part.name!r} was trained before {store.path} got {added}, and is used as it is"
             warnings.warn(f"{said}; {train_again(store, part.name)}", NearLMWarning, stacklevel=4)
             break  # one line is enough: both are trained by one command
-    infinigram = mixture.infinigram if mixture else None
+    warn_short(store, mixture.infinigram if mixture else None)
+
+
+def warn_short(store: Datastore, infinigram: InfiniGram | None) -> None:
+    """Say that an ∞-gram does not know all of a store's text."""
     if infinigram is not None and len(infinigram.tokens) < len(store.tokens):
         known = f"the ∞-gram knows {len(infinigram.tokens):,} of the {len(store.tokens):,} tokens of {store.path}"
         again = "bring it up to date by repeating the last `nearlm build`, or build_infinigram()"
-        warnings.warn(f"{known}; {again}", NearLMWarning, stacklevel=4)
+        warnings.warn(f"{known}; {again}", NearLMWarning, stacklevel=5)
 
 
 def _with_defaults(store: Datastore, settings: SearchSettings) -> SearchSettings:

@@ -1,5 +1,6 @@
 """A mixture: after the search a network weighs the LM and all that the memory proposes. How it is trained and kept."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -16,18 +17,22 @@ from nearlm.mixing.infinigram_building import build_infinigram
 from nearlm.mixing.mixture_features import (
     KNN,
     NGRAM,
-    SOURCES,
     Bools,
     Known,
     Proposal,
+    check_sources,
     features_of,
+    kind_of,
+    name_at,
     parse_sources,
     propose,
+    source_of,
     width_of,
 )
 from nearlm.mixing.mixture_network import MixtureNetwork, Weigher
 from nearlm.mixing.mixture_training import MixtureVerdict, Searched, learn_mixture, mixture_examples
 from nearlm.mixing.network_files import check_described, load_network, read_trained, save_trained
+from nearlm.mixing.odds import Odds
 from nearlm.mixing.traces import LMTrace, trace_text
 from nearlm.mixing.trained import (
     check_of_store,
@@ -44,13 +49,28 @@ from nearlm.store import DEFAULT, NONE, AnyStore, Datastore, NetworkFiles, Searc
 from nearlm.store.model_files import load_lm
 from nearlm.text import Texts, TokenText
 
+Found = Neighbors | None
 FORMAT = 1
 ALL_SOURCES = "knn,ngram,text"
 
 
 @dataclass(frozen=True)
+class OtherStore:
+    """What `mixture.json` says of a further store that a mixture weighs: what it is, and how it is searched."""
+
+    name: str
+    store: str
+    search: str
+    settings: SearchSettings
+    state: StoreState | None = None
+
+
+@dataclass(frozen=True)
 class MixtureInfo(MixtureVerdict):
-    """What `mixture.json` says of a mixture: what it may be used with, how it was trained, and how well it does."""
+    """What `mixture.json` says of a mixture: what it may be used with, how it was trained, and how well it does.
+
+    `others` are the stores that it weighs together with the one that it is kept in.
+    """
 
     format: int
     sources: tuple[str, ...]
@@ -62,6 +82,12 @@ class MixtureInfo(MixtureVerdict):
     seed: int
     files: dict[str, FileInfo]
     state: StoreState | None = None  # none in older files
+    others: tuple[OtherStore, ...] = ()
+
+    @property
+    def stores(self) -> tuple[OtherStore, ...]:
+        """What it says of each store."""
+        return (OtherStore("", self.store, self.search, self.settings, self.state), *self.others)
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,13 +105,14 @@ class Mixture:
 
     name: str
     info: MixtureInfo
-    network: MixtureNetwork | UsualWeights
+    network: MixtureNetwork | UsualWeights | Odds
     infinigram: InfiniGram | None
+    others: tuple[InfiniGram | None, ...] = ()  # the ∞-grams of further stores
 
     @classmethod
     def usual(cls, store: Datastore) -> "Mixture":
         """Mix LM, ∞-gram and the text so far by a rule that nobody trained; it needs no keys, and is not saved."""
-        info = _untrained_info(USUAL_SOURCES, SearchSettings(), store.checksum, store.manifest.model.fingerprint)
+        info = untrained_info(USUAL_SOURCES, SearchSettings(), store.checksum, store.manifest.model.fingerprint)
         return cls(NONE, info, UsualWeights(), InfiniGram.open(store))
 
     @classmethod
@@ -129,15 +156,26 @@ class Mixture:
         return cls.load(opened, name)
 
     @classmethod
-    def load(cls, store: Datastore, name: str = DEFAULT) -> "Mixture":
-        """Open a mixture of a store, also one from before the last appends; refuse one of another store."""
+    def load(cls, store: Datastore, name: str = DEFAULT, others: Sequence[Datastore] = ()) -> "Mixture":
+        """Open a mixture of a store, also one from before the last appends; refuse one of another store.
+
+        One that weighs several stores is kept in the first; the others are named in its order.
+        """
         place = mixture_files(store, name)
         again = f"nearlm gate {store.path} `text=…`{'' if name == DEFAULT else f' `gate={name!r}`'}, or Mixture.train()"
         check_described(store, place, FORMAT, again)
         info = verify_mixture(store, name)
         check_of_store(f"mixture {name!r}", info, store, again)
-        infinigram = InfiniGram.open(store) if NGRAM in info.sources else None
-        return cls(name, info, _read_network(place, info), infinigram)
+        if len(others) != len(info.others):
+            weighed = " and ".join([store.path.name, *(other.name for other in info.others)])
+            raise OptionError(f"the mixture {name!r} of {store.path} is for {weighed}; name just these stores")
+        for other, noted in zip(others, info.others, strict=True):
+            check_of_store(f"mixture {name!r} of {store.path}", noted, other, again)
+        infinigrams = [
+            InfiniGram.open(one) if name_at(NGRAM, number) in info.sources else None
+            for number, one in enumerate((store, *others))
+        ]
+        return cls(name, info, _read_network(place, info), infinigrams[0], tuple(infinigrams[1:]))
 
     def __repr__(self) -> str:
         return f"Mixture({self.name!r}: LM, {', '.join(self.info.sources)})"
@@ -145,7 +183,7 @@ class Mixture:
     @property
     def searches(self) -> bool:
         """Whether neighbours are searched for it."""
-        return KNN in self.info.sources
+        return KNN in map(kind_of, self.info.sources)
 
     @property
     def hash(self) -> str:
@@ -156,31 +194,45 @@ class Mixture:
     def bytes(self) -> int:
         """The size of its files and of the suffix array that it looks up."""
         own = sum(file.bytes for file in self.info.files.values())
-        return own + (self.infinigram.bytes if self.infinigram else 0)
+        return own + sum(one.bytes for one in self.infinigrams if one is not None)
+
+    @property
+    def infinigrams(self) -> tuple[InfiniGram | None, ...]:
+        """The ∞-gram of each store."""
+        return (self.infinigram, *self.others)
 
     @property
     def knn_temperature(self) -> float:
         """The tuned T, around which its temperatures are."""
-        return self.info.settings.knn_temperature or 1.0
+        return self.temperatures[0]
 
     @cached_property
-    def _weigher(self) -> Weigher | UsualWeights:
+    def temperatures(self) -> tuple[float, ...]:
+        """The tuned T of each store."""
+        return tuple(one.settings.knn_temperature or 1.0 for one in self.info.stores)
+
+    @cached_property
+    def _weigher(self) -> Weigher | UsualWeights | Odds:
         return self.network.frozen()
 
     def ask(self, known: Known) -> dict[str, Proposal]:
         """Ask the sources that need no search."""
         make = few_proposals if len(known) <= FEW else propose
-        return make(self.info.sources, known, self.infinigram)
+        return make(self.info.sources, known, *self.infinigrams)
 
-    def weigh(self, known: Known, proposals: dict[str, Proposal], near: Neighbors | None, retrieved: Bools) -> Advice:
-        """Weigh what sources propose and, of the contexts that retrieved, the neighbours."""
+    def weigh(
+        self, known: Known, proposals: dict[str, Proposal], near: Neighbors | None, retrieved: Bools, *others: Found
+    ) -> Advice:
+        """Weigh what sources propose and, of the contexts that retrieved, the neighbours, in `others` stores too."""
         sources = self.info.sources
         few = len(known) <= FEW
-        if near is not None and KNN in sources:
-            make = few_neighbors if few else from_neighbors
-            found = Proposal(np.flatnonzero(retrieved), make(near, self.knn_temperature))
-            proposals = {KNN: found, **proposals}
-        if few and isinstance(self._weigher, Weigher):
+        make = few_neighbors if few else from_neighbors
+        for number, found in enumerate((near, *others)):
+            if found is not None and name_at(KNN, number) in sources:
+                candidates = make(found, self.temperatures[number])
+                proposals = {**proposals, name_at(KNN, number): Proposal(np.flatnonzero(retrieved), candidates)}
+        alone = not self.others  # numba would compile that kernel anew, for seconds, for every number of sources
+        if few and alone and isinstance(self._weigher, Weigher):
             log_weights = few_log_weights(sources, known, proposals, self._weigher)
         else:
             there = there_of(sources, proposals, len(retrieved))
@@ -197,7 +249,8 @@ class Mixture:
     def table(self) -> str:
         """Say how well it does on what was held out, for people."""
         info = self.info
-        constant = f", constant λ {info.constant:.3f}" if self.searches else ""
+        untrained = "weights of each store alone" if info.others else "constant λ"
+        constant = f", {untrained} {info.constant:.3f}" if self.searches else ""
         without = f", without searches {info.skipped:.3f}" if self.searches else ""
         rows = [
             f"trained on {info.tokens:,} tokens; held out: {info.held_tokens:,} tokens ({info.unit})",
@@ -221,10 +274,9 @@ def _learn(
         searched = Searched(search_for(traced, Retriever.open(store, tuned), tuned, reporter), tuned)
     infinigram = build_infinigram(store, reporter) if NGRAM in sources else None
     examples = mixture_examples(traced, sources, infinigram, searched)
-    network, verdict = learn_mixture(examples, traced, searched, seed, reporter)
-    if not verdict.better:
-        gain = f"{verdict.gain:.4f} ± {verdict.gain_error:.4f} nats on {verdict.held_tokens:,} held-out tokens"
-        reporter.say(f"warning: the mixture is not surely better than one λ ({gain}); it is used only if it is named")
+    constant = traced.log_lm if searched is None else searched.trace.log_p(searched.tuned)
+    network, verdict = learn_mixture(examples, traced, constant, seed, reporter)
+    warn_not_better(verdict, "one λ", reporter)
     return network, MixtureInfo(
         **vars(verdict),
         format=FORMAT,
@@ -240,9 +292,14 @@ def _learn(
     )
 
 
-def _untrained_info(
-    sources: tuple[str, ...], settings: SearchSettings, store: str = "", model: str = ""
-) -> MixtureInfo:
+def warn_not_better(verdict: MixtureVerdict, than: str, reporter: Reporter) -> None:
+    """Say that a mixture is not used by itself, if so."""
+    if not verdict.better:
+        gain = f"{verdict.gain:.4f} ± {verdict.gain_error:.4f} nats on {verdict.held_tokens:,} held-out tokens"
+        reporter.say(f"warning: the mixture is not surely better than {than} ({gain}); it is used only if it is named")
+
+
+def untrained_info(sources: tuple[str, ...], settings: SearchSettings, store: str = "", model: str = "") -> MixtureInfo:
     """Describe a mixture that nobody trained, of which nothing was measured."""
     nothing = MixtureVerdict(False, 0, 0, "", *[float("nan")] * 6)
     made_from: Json = {"store": store, "search": "", "model": model, "text": "", "seed": 0, "files": {}}
@@ -253,7 +310,7 @@ def untrained_mixture(
     sources: tuple[str, ...], infinigram: InfiniGram | None, tuned: SearchSettings = SearchSettings()
 ) -> Mixture:
     """Make a mixture whose weights mean nothing, to time it."""
-    info = _untrained_info(sources, search_only(tuned))
+    info = untrained_info(sources, search_only(tuned))
     return Mixture("untrained", info, MixtureNetwork(width_of(sources), experts_count(sources)).eval(), infinigram)
 
 
@@ -268,7 +325,7 @@ def verify_mixture(store: Datastore, name: str) -> MixtureInfo:
     """Return what is known of a mixture; refuse one whose weights are not as they were written."""
     place = mixture_files(store, name)
     info = read_trained(MixtureInfo, place, _remedy(place))
-    parse_sources(",".join(info.sources))
+    check_sources(info.sources, 1 + len(info.others))
     return info
 
 
@@ -279,7 +336,7 @@ def _read_network(place: NetworkFiles, info: MixtureInfo) -> MixtureNetwork:
 
 def experts_count(sources: tuple[str, ...]) -> int:
     """Return how many experts there are, with the LM."""
-    return 1 + sum(SOURCES[name].experts for name in sources)
+    return 1 + sum(source_of(name).experts for name in sources)
 
 
 def _remedy(place: NetworkFiles) -> str:

@@ -1,5 +1,10 @@
-"""What a mixture's network looks at: the LM's statistics, and what each source proposes for a context."""
+"""What a mixture's network looks at: the LM's statistics, and what each source proposes for a context.
 
+Of several stores each has sources of its own: `knn` and `ngram` are those of the first, `knn:1` and `ngram:1` those of
+the second, and so on. The text read so far is one source, whatever the stores.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -33,6 +38,40 @@ class Source:
 
 
 SOURCES = {KNN: Source(len(FACTORS), 1 + len(FACTORS), MAIN), NGRAM: Source(1, 2), TEXT: Source(1, 2)}
+
+
+def kind_of(name: str) -> str:
+    """Return what kind of source a name stands for, of whichever store."""
+    return name.partition(":")[0]
+
+
+def store_of(name: str) -> int:
+    """Return the number of the store that a source looks at, or 0 for the text so far."""
+    return int(name.partition(":")[2] or 0)
+
+
+def source_of(name: str) -> Source:
+    """Return what is known of a source."""
+    return SOURCES[kind_of(name)]
+
+
+def name_at(kind: str, store: int) -> str:
+    """Return the name of a source of a store."""
+    return f"{kind}:{store}" if store and kind != TEXT else kind
+
+
+def join_sources(stores: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Return the sources of several stores by name, given the kinds of each; the text so far comes last, and once."""
+    own = [name_at(kind, store) for store, kinds in enumerate(stores) for kind in SOURCES if kind in kinds]
+    text = [TEXT] if TEXT in own else []
+    return (*(name for name in own if name != TEXT), *text)
+
+
+def check_sources(sources: Sequence[str], stores: int) -> None:
+    """Refuse names that are not those of sources of so many stores, in their order."""
+    kinds = [[kind for kind in SOURCES if name_at(kind, store) in sources] for store in range(stores)]
+    if not sources or join_sources(kinds) != tuple(sources):
+        raise OptionError(f"`sources` is {','.join(sources)!r}, expected some of {','.join(SOURCES)}, each once")
 
 
 def parse_sources(sources: str) -> tuple[str, ...]:
@@ -75,12 +114,14 @@ class Proposal(NamedTuple):
     candidates: Candidates
 
 
-def propose(sources: tuple[str, ...], known: Known, infinigram: InfiniGram | None) -> dict[str, Proposal]:
-    """Ask the sources that need no search."""
+def propose(sources: tuple[str, ...], known: Known, *infinigrams: InfiniGram | None) -> dict[str, Proposal]:
+    """Ask the sources that need no search; there is an ∞-gram of each store, if that has one."""
     everywhere = np.arange(len(known.contexts))
     found = {}
-    if NGRAM in sources and infinigram is not None:
-        found[NGRAM] = Proposal(everywhere, from_infinigram(infinigram, known.contexts))
+    for number, infinigram in enumerate(infinigrams):
+        name = name_at(NGRAM, number)
+        if name in sources and infinigram is not None:
+            found[name] = Proposal(everywhere, from_infinigram(infinigram, known.contexts))
     if TEXT in sources:
         found[TEXT] = Proposal(everywhere, from_text(known.contexts))
     return found
@@ -117,8 +158,8 @@ def source_places(sources: tuple[str, ...]) -> tuple[tuple[int, int, int, int], 
     agreement = width_of(sources) - len(sources) * (len(sources) - 1)
     places = []
     for at, name in enumerate(sources):
-        places.append((at, SOURCES[name].main, begin, agreement))
-        begin += SOURCES[name].width
+        places.append((at, source_of(name).main, begin, agreement))
+        begin += source_of(name).width
         agreement += len(sources) - 1
     return tuple(places)
 
@@ -178,14 +219,26 @@ def describe(i, row, made, top, favourites, places, features):  # type: ignore[n
 
 def columns_with(source: str, sources: tuple[str, ...]) -> Ints:
     """Return which features are zero when a source is not asked: its own, and those of agreement with it."""
+    own, pairs = _columns(sources)
+    return np.array([*own.get(source, ()), *(place for pair, place in pairs.items() if source in pair)], np.int64)
+
+
+def columns_among(part: tuple[str, ...], sources: tuple[str, ...]) -> Ints:
+    """Return where the features of some sources are among those of all: the LM's, each one's, how far they agree."""
+    own, pairs = _columns(sources)
+    agreed = [pairs[name, other] for name in part for other in part if other != name]
+    return np.array([0, 1, 2, *(place for name in part for place in own[name]), *agreed], np.int64)
+
+
+def _columns(sources: tuple[str, ...]) -> tuple[dict[str, range], dict[tuple[str, str], int]]:
+    """Return the places of each source's features, and of what one gives to the favourite of another."""
+    own = {}
     begin = 3
-    places: list[int] = []
     for name in sources:
-        if name == source:
-            places += range(begin, begin + SOURCES[name].width)
-        begin += SOURCES[name].width
+        own[name] = range(begin, begin + source_of(name).width)
+        begin += source_of(name).width
     pairs = [(name, other) for name in sources for other in sources if other != name]
-    return np.array(places + [begin + at for at, pair in enumerate(pairs) if source in pair], np.int64)
+    return own, {pair: begin + at for at, pair in enumerate(pairs)}
 
 
 def feature_groups(sources: tuple[str, ...]) -> dict[str, Ints]:
@@ -196,7 +249,7 @@ def feature_groups(sources: tuple[str, ...]) -> dict[str, Ints]:
     """
     places: dict[str, list[int]] = {"lm": [0, 1, 2], "measures": [], "largest": [], "top": []}
     begin = 3
-    for source in (SOURCES[name] for name in sources):
+    for source in map(source_of, sources):
         for group, count in (("measures", 2 + source.measures), ("largest", source.experts), ("top", source.experts)):
             places[group] += range(begin, begin + count)
             begin += count
@@ -212,7 +265,7 @@ def column_of(source: str, feature: str, sources: tuple[str, ...]) -> int:
 
 def width_of(sources: tuple[str, ...]) -> int:
     """Return how many features there are."""
-    return 3 + sum(SOURCES[name].width for name in sources) + len(sources) * (len(sources) - 1)
+    return 3 + sum(source_of(name).width for name in sources) + len(sources) * (len(sources) - 1)
 
 
 def experts_of(sources: tuple[str, ...]) -> dict[str, slice]:
@@ -220,6 +273,6 @@ def experts_of(sources: tuple[str, ...]) -> dict[str, slice]:
     places = {}
     begin = 1
     for name in sources:
-        places[name] = slice(begin, begin + SOURCES[name].experts)
-        begin += SOURCES[name].experts
+        places[name] = slice(begin, begin + source_of(name).experts)
+        begin += source_of(name).experts
     return places

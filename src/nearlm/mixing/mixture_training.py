@@ -1,8 +1,9 @@
 """Train a mixture's network on a traced text: examples, with searches and without, and the steps of the optimiser."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,13 +29,16 @@ from nearlm.mixing.mixture_features import (
     columns_with,
     experts_of,
     features_of,
+    kind_of,
+    name_at,
     propose,
     width_of,
 )
 from nearlm.mixing.mixture_network import MixtureNetwork, mixture_loss
+from nearlm.mixing.odds import Odds
 from nearlm.mixing.traces import LMTrace, Trace
 from nearlm.mixing.usual import UsualWeights
-from nearlm.store import Tuned
+from nearlm.store import SearchSettings
 
 _BLOCK = 2048
 _BATCH = 256
@@ -49,12 +53,19 @@ class Searched:
     """The neighbours of a traced text, and the settings tuned for them."""
 
     trace: Trace
-    tuned: Tuned
+    tuned: SearchSettings
 
     @property
     def knn_temperature(self) -> float:
         """The tuned T."""
         return self.tuned.knn_temperature or 1.0
+
+
+class StoreSide(NamedTuple):
+    """What the sources of one store look at: its ∞-gram and the neighbours of a traced text, if there are any."""
+
+    infinigram: InfiniGram | None
+    searched: Searched | None
 
 
 @dataclass(frozen=True)
@@ -74,13 +85,15 @@ class MixtureExamples:
 
     def without_search(self, rows: Ints | slice = slice(None)) -> "MixtureExamples":
         """Return the examples as they are where some rows skip retrieval."""
-        if KNN not in self.sources:
+        searched = [name for name in self.sources if kind_of(name) == KNN]
+        if not searched:
             return self
         features = self.features.copy()
         there = self.there.copy()
-        for column in columns_with(KNN, self.sources):
-            features[rows, column] = 0
-        there[rows, experts_of(self.sources)[KNN]] = False
+        for name in searched:
+            for column in columns_with(name, self.sources):
+                features[rows, column] = 0
+            there[rows, experts_of(self.sources)[name]] = False
         return MixtureExamples(self.sources, features, self.log_p, there)
 
     def without_features(self, columns: Ints) -> "MixtureExamples":
@@ -89,16 +102,21 @@ class MixtureExamples:
         features[:, columns] = 0
         return replace(self, features=features)
 
-    def log_mixture(self, network: MixtureNetwork | UsualWeights) -> Doubles:
+    def log_mixture(self, network: MixtureNetwork | UsualWeights | Odds) -> Doubles:
         """Return log p of every token as a network, or the usual rule, mixes it."""
         log_weights = network.log_weights(self.features, self.there)
         return log_sum(log_weights + self.log_p)
 
 
 def mixture_examples(
-    traced: LMTrace, sources: tuple[str, ...], infinigram: InfiniGram | None, searched: Searched | None
+    traced: LMTrace,
+    sources: tuple[str, ...],
+    infinigram: InfiniGram | None,
+    searched: Searched | None,
+    others: Sequence[StoreSide] = (),
 ) -> MixtureExamples:
-    """Turn a trace into what a mixture learns from, some rows at a time."""
+    """Turn a trace into what a mixture learns from, some rows at a time; `others` are sides of further stores."""
+    sides = (StoreSide(infinigram, searched), *others)
     text = traced.text
     targets = text.targets
     known = traced.known()
@@ -106,10 +124,12 @@ def mixture_examples(
     for start in range(0, len(targets), _BLOCK):
         rows = slice(start, start + _BLOCK)
         here = known[rows]
-        found = propose(sources, here, infinigram)
-        if KNN in sources and searched is not None:
-            near = from_neighbors(searched.trace.neighbors(rows, searched.tuned.k), searched.knn_temperature)
-            found = {KNN: Proposal(np.arange(len(here.conf)), near), **found}
+        found = propose(sources, here, *(side.infinigram for side in sides))
+        for number, side in enumerate(sides):
+            if name_at(KNN, number) in sources and side.searched is not None:
+                near = side.searched.trace.neighbors(rows, side.searched.tuned.k)
+                candidates = from_neighbors(near, side.searched.knn_temperature)
+                found[name_at(KNN, number)] = Proposal(np.arange(len(here.conf)), candidates)
         log_p = log_p_of(sources, found, traced.logp[rows], targets[rows]).astype(np.float32)
         there = there_of(sources, found, len(here.conf))
         parts.append((features_of(sources, here, found), log_p, there))
@@ -164,14 +184,13 @@ class MixtureVerdict:
 
 
 def learn_mixture(
-    examples: MixtureExamples, traced: LMTrace, searched: Searched | None, seed: int, reporter: Reporter
+    examples: MixtureExamples, traced: LMTrace, constant: Doubles, seed: int, reporter: Reporter
 ) -> tuple[MixtureNetwork, MixtureVerdict]:
-    """Train a network on nine tenths of a text and judge it on the rest."""
+    """Train a network on nine tenths of a text and judge it on the rest, against log p by what nobody trained."""
     split = split_rows(traced.text.documents, seed)
     warn_few(len(examples), "mixture", reporter)
     with reporter.bar("training the mixture", _EPOCHS * len(split.train), "tokens") as advance:
         network = train_mixture(examples, split, seed, advance)
-    constant = traced.log_lm if searched is None else searched.trace.log_p(searched.tuned)
     return network, judge_mixture(network, examples, split, constant)
 
 

@@ -20,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nearlm.base import QUIET, ArrayFile, Int32s, Ints, Job, Json, Reporter, StoreError, check_that, duration, files
-from nearlm.base.records import FileInfo, check_files, check_names, read_if_there, write_record
+from nearlm.base.records import FileInfo, check_files, check_names, write_record
 from nearlm.base.verification import check_before_use
 from nearlm.mixing.ngram_groups import MAX_N, Group, count_group, plan_groups
 from nearlm.store import Datastore, NGramFiles, StoreState, check_places
+from nearlm.store.prepared import read_current_if_there
 
 GROUP_POSITIONS = 1 << 22
 _BLOCK = 1 << 22
@@ -49,6 +50,8 @@ class NGramInfo:
     lengths: dict[str, int]
     files: dict[str, FileInfo]
     state: StoreState | None = None  # none in older files
+    data: str = ""  # the folder of the tables
+    forgotten: str = ""  # names the documents that are left out, though the store still has them
 
 
 class NGrams:
@@ -64,22 +67,24 @@ class NGrams:
         info = _read_info(store)
         if info is None:
             raise StoreError(f"{store.path} has no n-gram tables; nearlm gate, or Gate.train(), makes them")
-        if not store.continues(info.manifest, info.state):
+        if not (store.continues(info.manifest, info.state) and info.forgotten == _forgotten(store)):
             raise StoreError(
                 f"the n-gram tables are of an earlier state of {store.path}; "
                 "bring them up to date with nearlm gate, or Gate.train()"
             )
-        tables = {name: place.table(name, info.dtype, length) for name, length in _lengths(info, place).items()}
+        tables = {
+            name: place.table(name, info.dtype, length, info.data) for name, length in _lengths(info, place).items()
+        }
         for table in tables.values():
             table.check()
         opened = cls({name: table.open() for name, table in tables.items()})
-        check_before_use(place.folder, info.files, _remedy(store), lambda: opened.check_places(place))
+        check_before_use(place.folder, info.files, _remedy(store), lambda: opened.check_places(place, info.data))
         return opened
 
-    def check_places(self, place: NGramFiles) -> None:
+    def check_places(self, place: NGramFiles, data: str = "") -> None:
         """Refuse tables that lead outside each other."""
         for n in range(1, MAX_N):
-            path = place.folder / f"starts-{n}.npy"
+            path = place.folder / data / f"starts-{n}.npy"
             check_places(self.tables[f"starts-{n}"], path, len(self.tables[f"tokens-{n + 1}"]), "where n-grams begin")
 
     def look_up(self, contexts: Int32s) -> Counts:
@@ -116,6 +121,21 @@ def build_ngrams(store: Datastore, reporter: Reporter = QUIET) -> NGrams:
     return NGrams.open(store)
 
 
+def prepare_ngrams(coming: Datastore, reporter: Reporter = QUIET) -> None:
+    """Count the n-grams of a store as it will be, if it has tables; they take effect with its manifest."""
+    place = coming.layout.ngrams
+    if place.description.exists():
+        with files.lock(place.folder, wait=reporter.say):
+            _Counting(coming, reporter, f"data-{coming.checksum[:12]}").run()
+
+
+def settle_ngrams(store: Datastore) -> None:
+    """Remove the tables that are not used any more."""
+    info = _read_info(store)
+    for path in store.layout.ngrams.others(info.data) if info else ():
+        files.remove(path)
+
+
 def verify_ngrams(store: Datastore) -> None:
     """Read every byte of the tables and refuse the first that is not as it was written."""
     place = store.layout.ngrams
@@ -143,23 +163,29 @@ def _remedy(store: Datastore) -> str:
 def _read_info(store: Datastore) -> NGramInfo | None:
     """Read what is known of the tables; None if there are none."""
     place = store.layout.ngrams
-    info = read_if_there(NGramInfo, place.description)
+    info = read_current_if_there(NGramInfo, place, store)
     if info is not None:
         check_names(place.description, {*info.lengths, *_TABLES}, info.lengths.keys() & {*_TABLES})
-        tables = {f"{name}.npy" for name in _TABLES}
+        tables = {f"{info.data}/{name}.npy".lstrip("/") for name in _TABLES}
         check_names(place.description, info.files, tables)
         check_that(tables == info.files.keys(), place.description, "the checksums of all tables")
     return info
 
 
-class _Counting:
-    """N-gram tables under construction."""
+def _forgotten(store: Datastore) -> str:
+    return store.manifest.forgotten.file if store.manifest.forgotten else ""
 
-    def __init__(self, store: Datastore, reporter: Reporter):
+
+class _Counting:
+    """N-gram tables under construction; those for the next state of a store lie in a folder of their own."""
+
+    def __init__(self, store: Datastore, reporter: Reporter, data: str = ""):
         self.store = store
         self.reporter = reporter
         self.place = store.layout.ngrams
-        self.job = Job(self.place.folder, "ngrams")
+        self.data = data
+        self.job = Job(self.place.folder / data, "ngrams")
+        self.gone = None if store.forgotten is None else store.forgotten.positions
         self.bounds = store.document_bounds
         self.dtype = np.dtype("int32" if len(store.tokens) < 2**31 else "int64")
 
@@ -190,8 +216,11 @@ class _Counting:
 
     def _count_tokens(self) -> Ints:
         counts = np.zeros(1, np.int64)
-        for _, tokens in self._blocks():
-            found = np.bincount(tokens[:_BLOCK], minlength=len(counts))
+        for start, tokens in self._blocks():
+            here = tokens[:_BLOCK]
+            if self.gone is not None:
+                here = here[~self.gone[start : start + len(here)]]
+            found = np.bincount(here, minlength=len(counts))
             found[: len(counts)] += counts
             counts = found
         return counts
@@ -207,6 +236,8 @@ class _Counting:
         for start, tokens in self._blocks():
             here = tokens[:_BLOCK]
             places = np.flatnonzero((here >= group.first) & (here < group.end))
+            if self.gone is not None:
+                places = places[~self.gone[places + start]]
             ends = self.bounds[np.searchsorted(self.bounds, places + start, side="right")]
             length = np.minimum(ends - places - start, MAX_N + 1)
             padded = np.concatenate([tokens, np.zeros(MAX_N, np.int32)])
@@ -231,8 +262,9 @@ class _Counting:
                 files.truncate(file.path, file.bytes)
             self.reporter.say("resuming the unfinished n-gram tables")
             return state
-        files.remove(self.place.description)
-        for path in self.place.folder.glob("*.npy"):
+        if not self.data:
+            files.remove(self.place.description)
+        for path in (self.place.folder / self.data).glob("*.npy"):
             files.remove(path)
         self.job.begin(plan)
         for file in grown.values():
@@ -242,7 +274,7 @@ class _Counting:
         return state
 
     def _table(self, name: str, length: int) -> ArrayFile:
-        return self.place.table(name, self.dtype.name, length)
+        return self.place.table(name, self.dtype.name, length, self.data)
 
     def _children_file(self, groups: int) -> ArrayFile:
         return ArrayFile(self.job.folder / f"children-{groups}.npy", np.dtype("int64"), (self.vocabulary,))
@@ -282,10 +314,10 @@ class _Counting:
             lengths[name] = len(column)
             self._table(name, len(column)).write(column)
         paths = [self._table(name, length).path for name, length in lengths.items()]
-        listed = {path.name: FileInfo.of(path) for path in paths}
-        tokens = len(self.store.tokens)
-        info = NGramInfo(self.store.checksum, tokens, self.dtype.name, lengths, listed, self.store.state)
-        write_record(self.place.description, info)
+        listed = {path.relative_to(self.place.folder).as_posix(): FileInfo.of(path) for path in paths}
+        what = (len(self.store.tokens), self.dtype.name, lengths, listed, self.store.state)
+        info = NGramInfo(self.store.checksum, *what, self.data, _forgotten(self.store))
+        write_record(self.place.prepared if self.data else self.place.description, info)
         self.job.close()
 
 

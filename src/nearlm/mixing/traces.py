@@ -6,6 +6,8 @@ cache under a hash of just what it depends on, so that it is computed once.
 
 import contextlib
 import os
+from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,11 +45,27 @@ from nearlm.text import SCORE_BATCH_TOKENS, Reading, Segment, Texts, TokenText, 
 _SEARCH_BATCH = 2048
 _WORTH_SAYING = 100_000_000  # bytes
 _MOST_GB = 1_000_000_000
+_PLACE: ContextVar[Path | None] = ContextVar("place of traces", default=None)
+
+
+def trace_folder() -> Path:
+    """Return the folder of all traces: in the cache, unless `traces_in` names another."""
+    return _PLACE.get() or cache_dir() / "traces"
+
+
+@contextlib.contextmanager
+def traces_in(folder: Path) -> Iterator[None]:
+    """Keep traces in a folder of one's own, e.g. to see how long they take when nothing was computed before."""
+    before = _PLACE.set(folder)
+    try:
+        yield
+    finally:
+        _PLACE.reset(before)
 
 
 def cache_text(texts: Texts, tokenizer: Any, reading: Reading, reporter: Reporter = QUIET) -> TokenText:
     """Tokenise a text into the cache, where its traces are."""
-    folder = cache_dir() / "traces" / "reading"
+    folder = trace_folder() / "reading"
     with cache_lock(folder, reporter):
         text = read_text(texts, tokenizer, reading, folder, reporter)
         kept = Segment(_text_folder(text.sha256), 0)
@@ -58,7 +76,7 @@ def cache_text(texts: Texts, tokenizer: Any, reading: Reading, reporter: Reporte
 
 
 def _text_folder(sha256: str) -> Path:
-    return cache_dir() / "traces" / f"text-{sha256[:24]}"
+    return trace_folder() / f"text-{sha256[:24]}"
 
 
 @dataclass(frozen=True)
@@ -106,7 +124,7 @@ def trace_lm(lm: LM, text: TokenText, reading: Reading, reporter: Reporter = QUI
     if lm.packing.rounds:
         depends_on["packing"] = lm.packing.weights
     key = canonical_hash(depends_on)[:24]
-    folder = cache_dir() / "traces" / f"lm-{key}"
+    folder = trace_folder() / f"lm-{key}"
     columns = {
         name: ArrayFile(folder / f"{name}.npy", np.dtype(dtype), (text.windows.records, lm.dim)[: 1 + (name == "keys")])
         for name, dtype in kinds.items()
@@ -129,12 +147,20 @@ def trace_lm(lm: LM, text: TokenText, reading: Reading, reporter: Reporter = QUI
 
 
 def trace_text(
-    lm: LM, store: Datastore, texts: Texts | TokenText, reporter: Reporter = QUIET, *, stride: int | None = None
+    lm: LM, store: Datastore, texts: "AnyText", reporter: Reporter = QUIET, *, stride: int | None = None
 ) -> LMTrace:
-    """Tokenise a text into the cache unless that was done, cut up as a store's own, and run the LM over it."""
+    """Tokenise a text into the cache unless that was done, cut up as a store's own, and run the LM over it.
+
+    A text that is traced already is returned as it is.
+    """
+    if isinstance(texts, LMTrace):
+        return texts
     reading = store.reading(stride)
     read = texts if isinstance(texts, TokenText) else cache_text(texts, lm.tokenizer, reading, reporter)
     return trace_lm(lm, read, reading, reporter)
+
+
+AnyText = Texts | TokenText | LMTrace
 
 
 @dataclass(frozen=True)
@@ -187,7 +213,7 @@ def trace_search(lm_trace: LMTrace, retriever: Retriever, k: int, reporter: Repo
     """Search for every key of an LM trace, or find that it has been done."""
     k = min(k, retriever.max_k)
     key = canonical_hash({"lm": lm_trace.key, "search": retriever.describe(), "k": k})[:24]
-    folder = cache_dir() / "traces" / f"search-{key}"
+    folder = trace_folder() / f"search-{key}"
     types = {"distances": "float32", "ids": "int32" if len(retriever.store) < 1 << 31 else "int64"}
     columns = {
         name: ArrayFile(folder / f"{name}.npy", np.dtype(dtype), (len(lm_trace), k)) for name, dtype in types.items()
@@ -257,7 +283,7 @@ def _make_room(wanted: int, used: set[Path]) -> None:
     """Remove the traces and texts that were not used for the longest time, as far as a new trace needs their room."""
     kept: list[tuple[float, int, Path]] = []
     for kind in ("lm", "search", "text"):
-        for other in (cache_dir() / "traces").glob(f"{kind}-*"):
+        for other in trace_folder().glob(f"{kind}-*"):
             with contextlib.suppress(FileNotFoundError):  # another process has removed it
                 count = sum(file.stat().st_size for file in other.glob("*.*"))
                 noted = (other / "trace.json") if (other / "trace.json").exists() else other

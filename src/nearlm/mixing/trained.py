@@ -52,7 +52,7 @@ def train_again(store: Datastore, name: str) -> str:
 
 def check_of_store(what: str, info: _Made, store: Datastore, again: str) -> None:
     """Refuse a gate or mixture of another store than this was before text was appended."""
-    if not store.continues(info.store, info.state):
+    if not store.learned_from(info.store, info.state):
         raise StoreError(f"the {what} is of another state of {store.path}; train it again: {again}")
 
 
@@ -61,7 +61,7 @@ def what_came_after(info: _Made, store: Datastore) -> str | None:
     if info.store == store.checksum or info.state is None:
         return None
     added = len(store.tokens) - info.state.tokens
-    if added:
+    if added > 0:
         return f"{added:,} of its {len(store.tokens):,} tokens"
     return None if info.state.records else "its keys"
 

@@ -186,7 +186,19 @@ def _with_adapter(model: nn.Module, adapter: str) -> nn.Module:
     if wrapped.active_peft_config.is_prompt_learning:
         kind = wrapped.active_peft_config.peft_type
         raise ModelError(f"adapter {adapter!r} is of type {kind}, which adds prompt tokens; expected LoRA or the like")
+    _merge(wrapped)
     return wrapped.get_base_model()  # type: ignore[no-any-return]
+
+
+def _merge(wrapped: Any) -> None:
+    """Add an adapter's matrices to the weights, so that it costs no time; the layers keep their names.
+
+    Only in full precision: what is rounded again would give other keys than the adapter beside its model.
+    """
+    weights = {weight.dtype for weight in wrapped.parameters()}
+    if weights <= {torch.float32, torch.float64}:
+        with contextlib.suppress(NotImplementedError, AttributeError, ValueError):  # kinds that cannot be merged
+            wrapped.merge_adapter()
 
 
 def _dense(model: nn.Module) -> nn.Module:

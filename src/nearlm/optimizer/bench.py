@@ -148,6 +148,6 @@ def find_index(store: Datastore, kind: str) -> str | None:
     for name in sorted(store.indexes, key=lambda one: one != DEFAULT):
         with contextlib.suppress(StoreError):  # a damaged one is no use
             info = read_index_info(store, name)
-            if info.spec == spec and info.manifest == store.checksum:
+            if info.spec == spec and info.manifest == store.held:
                 return name
     return None

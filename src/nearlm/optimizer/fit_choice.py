@@ -22,7 +22,7 @@ from nearlm.optimizer.fit_plan import Ways
 from nearlm.optimizer.optimization import OVERHEAD, Rule
 from nearlm.optimizer.overhead import Measured, explore, install
 from nearlm.optimizer.trials import Trials
-from nearlm.search import PAPER, Retriever, build_index
+from nearlm.search import AUTO, PAPER, Retriever, build_index
 from nearlm.store import DEFAULT, NONE, Datastore, SearchSettings, write_defaults
 from nearlm.text import TokenText
 
@@ -37,6 +37,15 @@ class Chosen:
     notes: tuple[str, ...] = ()
 
 
+def say_tried(tokens: int, ways: Ways) -> str:
+    """Say what will be chosen on so many tokens, about."""
+    if not tokens:
+        return "nothing will be tuned"
+    if tokens < TUNED_TOKENS:
+        return "one λ will be tuned"
+    return f"{ways.count - 1} ways to search and mix will be tried"
+
+
 def make_memory(
     store: Datastore,
     text: TokenText | None,
@@ -48,6 +57,8 @@ def make_memory(
     reporter: Reporter,
 ) -> Chosen:
     """Make a store's memory ready to use; `seconds` are what the LM takes for a token."""
+    files.remove(store.layout.index(DEFAULT).settings)  # of an earlier choice; nobody needs to tune it by hand
+    build_index(store, AUTO, name=DEFAULT, reporter=reporter)
     chosen = _choose(store, text, lm, job, rule, ways, seconds, reporter)
     used = Datastore.open(store.path).defaults
     for name, place in ((used.mixture, mixture_files(store, DEFAULT)), (used.gate, gate_files(store, DEFAULT))):

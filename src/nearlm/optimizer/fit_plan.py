@@ -3,6 +3,7 @@
 Without a limit of time all text is used. With one, the LM's measured speed says how many tokens it can read.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from itertools import islice
 
 import numpy as np
 
-from nearlm.base import OptionError, duration, size
+from nearlm.base import OptionError, check_at_least, duration, size
 from nearlm.model.lm import LM
 from nearlm.optimizer.optimization import Rule
 from nearlm.text import Corpus, fill_batch, passages, plan_windows
@@ -44,13 +45,23 @@ class FitOptions:
     """What the memory may take of a token's time, as a share of the LM's. [default: 0.02]"""
     budget: float | None = None
     """Instead: the fastest memory within so much perplexity of the vanilla kNN-LM."""
+    lora: float | None = None
+    """Minutes to train a LoRA adapter in first, on the text to be stored; the memory is then built with it."""
     all: bool = False
     """Add what was held out to the memory in the end."""
 
     def __post_init__(self) -> None:
         if self.minutes is not None and not 0 < self.minutes < _MOST_MINUTES:
             raise OptionError(f"`minutes` is {self.minutes}, expected more than 0")
+        most = _MOST_MINUTES if self.minutes is None else self.minutes
+        if self.lora is not None and not 0 < self.lora < most:
+            raise OptionError(f"`lora` is {self.lora}, expected more than 0 and less than {most:g} minutes")
         Rule.of(self.overhead, self.budget)
+
+    @property
+    def memory_minutes(self) -> float | None:
+        """The minutes that are left for the memory, if there is a limit."""
+        return None if self.minutes is None else self.minutes - (self.lora or 0.0)
 
     @property
     def rule(self) -> Rule:
@@ -64,6 +75,12 @@ class Ways:
 
     nprobes: tuple[int, ...]
     ks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for nprobe in self.nprobes:
+            check_at_least(1, nprobe=nprobe)
+        for k in self.ks:
+            check_at_least(1, k=k)
 
     @property
     def count(self) -> int:
@@ -81,6 +98,10 @@ class Speed:
     seconds: float
     characters: float
 
+    def __post_init__(self) -> None:
+        if not (0 < self.seconds < math.inf and 0 < self.characters < math.inf):
+            raise OptionError(f"{self.seconds} s and {self.characters} characters a token, expected more than 0 each")
+
 
 @dataclass(frozen=True)
 class Amounts:
@@ -92,12 +113,15 @@ class Amounts:
     test: int
     ways: Ways
 
+    def __post_init__(self) -> None:
+        check_at_least(0, tokens=self.tokens, store=self.store, valid=self.valid, test=self.test)
+
 
 def measure_speed(lm: LM, corpus: Corpus, window: int) -> Speed:
     """Tokenise the beginning of a text and time the LM on some of it."""
     texts = [passage.text[: _SAMPLE // _SAMPLED] for passage in islice(passages(corpus), _SAMPLED)]
     ids = [token for row in encode(lm.tokenizer, texts) for token in row]
-    characters = sum(map(len, texts)) / max(1, len(ids))
+    characters = max(1, sum(map(len, texts))) / max(1, len(ids))
     ids = (ids * (_TIMED_TOKENS // max(1, len(ids)) + 2))[: _TIMED_TOKENS + 1] or [0] * (_TIMED_TOKENS + 1)
     tokens = np.array(ids, np.int32)
     windows = plan_windows(np.array([0, len(tokens)]), window, window)

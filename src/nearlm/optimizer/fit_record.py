@@ -5,7 +5,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from nearlm.base import FileInfo, StoreError, check_files, files, read_record, size, write_record
+from nearlm.base import FileInfo, StoreError, check_at_least, check_files, files, read_record, size, write_record
 from nearlm.optimizer.continuations import Continuation
 from nearlm.optimizer.unseen import Unseen
 from nearlm.store import FitFiles
@@ -54,6 +54,7 @@ class Fit:
         """Return the commands to go on with, for a store as its user calls it."""
         words = self.continuation.prompt.split() if self.continuation else ["Once"]
         prompt = re.sub(r"[\"`$\\!]", "", " ".join(words[:_PROMPT_WORDS]))
+        prompt = "".join(letter for letter in prompt if letter.isprintable())
         place = shlex.quote(str(store))
         return [f"nearlm serve {place}", f'nearlm generate {place} "{prompt}"']
 
@@ -69,6 +70,10 @@ class FitRecord:
     rows: int
     files: dict[str, FileInfo]
     fit: Fit
+
+    def __post_init__(self) -> None:
+        check_at_least(0, rows=self.rows)
+        check_at_least(1, block=self.block)  # a text is never cut into nothing
 
 
 def write_fit(place: FitFiles, request: str, text: str, split: Split, found: Fit) -> None:

@@ -25,11 +25,13 @@ from nearlm.base import (
     store_folder,
 )
 from nearlm.knnlm import KNNLM, score_tokens
-from nearlm.mixing import cache_text
+from nearlm.mixing import build_text_first, cache_text
 from nearlm.model import FFN, ModelSpec
+from nearlm.model.adaptation import Adapted
 from nearlm.model.lm import LM
 from nearlm.optimizer.continuations import Continuation, continue_unseen
-from nearlm.optimizer.fit_choice import Chosen, bring_up_to_date, make_memory
+from nearlm.optimizer.fit_adapter import adapter_folder, reading_of, say_adapted, spec_of, train_adapter, with_adapter
+from nearlm.optimizer.fit_choice import Chosen, bring_up_to_date, make_memory, say_tried
 from nearlm.optimizer.fit_plan import (
     TEST_TOKENS,
     VALID_TOKENS,
@@ -43,8 +45,7 @@ from nearlm.optimizer.fit_plan import (
 from nearlm.optimizer.fit_record import Fit, read_fit, write_fit
 from nearlm.optimizer.holding_out import HeldOut, hold_out, text_hash
 from nearlm.optimizer.unseen import Unseen
-from nearlm.search import AUTO, build_index
-from nearlm.store import DEFAULT, BuildOptions, Datastore, Layout, begin_or_resume, refuse_foreign
+from nearlm.store import BuildOptions, Datastore, Layout, begin_or_resume, refuse_foreign
 from nearlm.store.builder import build
 from nearlm.store.model_files import load_lm
 from nearlm.text import ASIDE, TEST, TRAIN, VALID, Selection, Split, Texts, TextSource, TokenText
@@ -113,6 +114,8 @@ class _Fitting:
         self.reporter = reporter
         self.started = time.monotonic()
         self.layout = Layout(folder)
+        self.adapter = adapter_folder(folder)
+        self.adapted: Adapted | None = None
         self.work = folder.absolute().with_name(f"{folder.absolute().name}.fit")
         self.job = Job(self.work, "fit")
 
@@ -125,6 +128,7 @@ class _Fitting:
             **self.options.rule.values,
             "minutes": self.options.minutes,
             "all": self.options.all,
+            **({} if self.options.lora is None else {"lora": self.options.lora}),
             "options": asdict(self.build_options),
         }
 
@@ -139,8 +143,7 @@ class _Fitting:
         self.work.mkdir(parents=True, exist_ok=True)
         with files.lock(self.work):
             begin_or_resume(self.job, "fit", self.request, (), self._change, self.reporter)
-            lm = self._load(model)
-            found = self._fit(lm, known)
+            found = self._fit(model, self._load(model), known)
             self.job.remove_folder()
         return found
 
@@ -166,6 +169,7 @@ class _Fitting:
         with files.lock(self.work):
             if not self.layout.fit.description.exists():
                 files.remove(self.folder)
+                files.remove(self.adapter)
         self.job.remove_folder()
 
     def _text(self, known: Split) -> str:
@@ -181,15 +185,16 @@ class _Fitting:
 
     def _load(self, model: str | ModelSpec | LM | None) -> LM:
         if self.layout.is_store:
-            return load_lm(Datastore.open(self.folder), model)
+            return load_lm(Datastore.open(self.folder), with_adapter(model, self.adapter))
         if model is None:
             raise OptionError("no model was given; name one with `model`")
         return model if isinstance(model, LM) else LM.load(model, key_tap=self.build_options.key_tap or FFN)
 
-    def _fit(self, lm: LM, known: Split) -> Fit:
+    def _fit(self, model: str | ModelSpec | LM | None, lm: LM, known: Split) -> Fit:
         window = self.build_options.resolve_options(lm, None).window or 1
         speed = self.job.once("speed", Speed, lambda: measure_speed(lm, self.source.open(), window))
         held, split = self._hold_out(lm, known, speed)
+        lm = self._adapt(model, lm, held, split)
         store = self._build(lm, held)
         valid = self._read(lm, store, held, split, VALID)
         chosen = self.job.once("chosen", Chosen, lambda: self._choose(store, valid, lm, held, speed))
@@ -217,10 +222,19 @@ class _Fitting:
         self._announce(lm, held, speed)
         return held, Split.from_array(table(held.rows).open(), held.block)
 
+    def _adapt(self, model: str | ModelSpec | LM | None, lm: LM, held: HeldOut, split: Split) -> LM:
+        """Train an adapter for a new store, if one was asked for, and load it with its model; a store keeps its own."""
+        if self.options.lora is None or self.job.once("grows", bool, lambda: self.layout.is_store):
+            return lm
+        texts = (Selection.of_text(self.source, held.new, held.block), self._source(held, split, VALID))
+        reading = reading_of(self.build_options.resolve_options(lm, None), lm.tokenizer)
+        how = (reading, 60 * self.options.lora, self.adapter, self.job, self.reporter)
+        self.adapted = train_adapter(spec_of(model), texts, *how)
+        return LM.load(with_adapter(model, self.adapter), key_tap=self.build_options.key_tap or FFN)
+
     def _amounts(self, speed: Speed, characters: int) -> Amounts:
-        seconds = (
-            None if self.options.minutes is None else 60 * self.options.minutes - (time.monotonic() - self.started)
-        )
+        minutes = self.options.memory_minutes
+        seconds = None if minutes is None else 60 * minutes - (time.monotonic() - self.started)
         most = self.source.max_tokens
         planned = plan_amounts(speed, characters, seconds, most)
         if most is None or planned.store is None or not self.layout.is_store:
@@ -242,8 +256,7 @@ class _Fitting:
         if held.left:
             parts.append(f"{held.left:,} left out for the time or size that was asked for")
         weights = sum(value.nbytes for value in lm.model.state_dict().values())
-        tried = f"{held.amounts.ways.count - 1} ways to search and mix will be tried"
-        self.reporter.say(f"{'; '.join(parts)}; {tried}")
+        self.reporter.say(f"{'; '.join(parts)}; {say_tried(tokens[VALID], held.amounts.ways)}")
         both = (tokens[VALID], tokens[TEST])
         self.reporter.say(forecast(speed, tokens[TRAIN], both, held.amounts.ways, lm.dim, weights))
 
@@ -254,7 +267,10 @@ class _Fitting:
         def add() -> bool:
             text = Selection.of_text(self.source, held.new, held.block)
             options = BuildOptions() if grows else self.build_options
-            build(lm, text, self.folder, options, append=grows, reporter=self.reporter)
+            if grows:
+                build(lm, text, self.folder, options, append=True, reporter=self.reporter)
+            else:
+                build_text_first(lm, text, self.folder, options, reporter=self.reporter)
             return True
 
         if held.new or not grows:
@@ -269,17 +285,19 @@ class _Fitting:
 
     def _read(self, lm: LM, store: Datastore, held: HeldOut, split: Split, part: str) -> TokenText | None:
         """Tokenise a held-out text, if there is one with anything to predict."""
+        source = self._source(held, split, part)
+        return None if source is None else cache_text(source, lm.tokenizer, store.reading(), self.reporter)
+
+    def _source(self, held: HeldOut, split: Split, part: str) -> TextSource | None:
+        """Return a held-out text, if there is one."""
         source = self.own.get(part)
         if source is not None:
-            source = replace(source, max_tokens=self._most(held, part))
-        elif held.counts.get(part):
-            source = Selection.of_text(self.source, split.select(part), held.block, gaps=True)
-        else:
+            return replace(source, max_tokens=self._most(held, part))
+        if not held.counts.get(part):
             return None
-        return cache_text(source, lm.tokenizer, store.reading(), self.reporter)
+        return Selection.of_text(self.source, split.select(part), held.block, gaps=True)  # type: ignore[no-any-return]
 
     def _choose(self, store: Datastore, valid: TokenText | None, lm: LM, held: HeldOut, speed: Speed) -> Chosen:
-        build_index(store, AUTO, name=DEFAULT, reporter=self.reporter)
         ways = held.amounts.ways
         return make_memory(store, valid, lm, self.job, self.options.rule, ways, speed.seconds, self.reporter)
 
@@ -309,6 +327,8 @@ class _Fitting:
     def _sum_up(self, held: HeldOut, valid: TokenText | None, chosen: Chosen, measured: _Measured | None) -> Fit:
         store = Datastore.open(self.folder)
         notes = [*held.notes, *chosen.notes]
+        if self.adapted is not None:
+            notes.append(say_adapted(self.adapted))
         if measured is None:
             notes.append("nothing could be measured: there is too little text to hold some out")
         if self.options.all:

@@ -1,13 +1,14 @@
 """Which documents of a text are stored now, held out, set aside or left for another time."""
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from nearlm.base import Reporter, TextError
+from nearlm.base import OptionError, Reporter, TextError, check_at_least
 from nearlm.optimizer.fit_plan import Amounts
 from nearlm.text import ASIDE, TEST, TRAIN, VALID, Corpus, Split, Survey
 
@@ -31,6 +32,13 @@ class HeldOut:
     notes: tuple[str, ...]
     text: str
     rows: int
+
+    def __post_init__(self) -> None:
+        check_at_least(0, left=self.left, rows=self.rows)
+        check_at_least(1, block=self.block)
+        for key in self.new_keys:
+            if not re.fullmatch(r"[0-9a-f]{32}", key):
+                raise OptionError(f"`new_keys` holds {key!r}, expected 32 hexadecimal digits")
 
     @property
     def new(self) -> frozenset[bytes]:

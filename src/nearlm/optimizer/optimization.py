@@ -243,7 +243,7 @@ def _choose(trials: Trials, budget: float, folder: Path, train: Callable[[Datast
     marks = mark_front([(point.beyond, point.microseconds) for point in points])
     points = [replace(one, pareto=mark, chosen=one is chosen) for one, mark in zip(points, marks, strict=True)]
     nlm = perplexity(trials.traced.log_lm)
-    paragraph = explain(vanilla, chosen, budget, held_out)
+    paragraph = explain(vanilla, chosen, budget, held_out, len(trials.traced))
     return Choice(
         len(trials.traced), nlm, vanilla, points, paragraph, budget=budget, target=goal.target, held_out=held_out
     )

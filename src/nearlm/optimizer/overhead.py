@@ -11,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from nearlm.base import Doubles, OptionError, size
+from nearlm.base import Doubles, OptionError
 from nearlm.mixing import (
     ALL_SOURCES,
-    SURE,
     Gate,
     InfiniGram,
     Memory,
@@ -29,7 +28,7 @@ from nearlm.mixing import (
     untrained_mixture,
 )
 from nearlm.model.lm import LM
-from nearlm.optimizer.points import Choice, Point, Setup, Shape, mark_front
+from nearlm.optimizer.points import Choice, Point, Setup, Shape, compare_costs, mark_front, tokens_to_settle
 from nearlm.optimizer.ranking import rank_tokens
 from nearlm.optimizer.trials import VANILLA, Trials
 from nearlm.search import AUTO, PAPER, Retriever, build_index, write_settings
@@ -64,13 +63,19 @@ def choose(trials: Trials, lm: LM, overhead: float, folder: Path) -> Choice:
     chosen = ordered[0]
     marks = mark_front([(one.point.perplexity, one.point.microseconds) for one in found])
     points = [
-        replace(one.point, pareto=mark, chosen=one is chosen, beyond=one.point.perplexity - vanilla.perplexity)
+        replace(
+            one.point,
+            pareto=mark,
+            chosen=one is chosen,
+            beyond=one.point.perplexity - vanilla.perplexity,
+            margin=trials.margin(one.logp),
+        )
         for one, mark in zip(found, marks, strict=True)
     ]
     said = _explain(trials, chosen, ordered[1:2], vanilla, overhead, limit)
     _make(trials, lm, chosen.point, folder)
     nlm = perplexity(trials.traced.log_lm)
-    return Choice(len(trials.traced), nlm, vanilla, points[1:], said, overhead=overhead, limit=limit)
+    return Choice(len(trials.traced), nlm, points[0], points[1:], said, overhead=overhead, limit=limit)
 
 
 def explore(trials: Trials, nprobes: Sequence[int], ks: Sequence[int]) -> list[Measured]:
@@ -226,16 +231,13 @@ def _explain(
 ) -> str:
     """Explain a choice in words, with the margin that decided it."""
     point = chosen.point
-    setup = point.setup
     parts = [f"Chosen: {point.label}."]
     if point.microseconds > limit:
         parts.append(f"Nothing that was measured takes at most {limit:.1f} µs; this takes least.")
-    compared = _compare(point.microseconds, vanilla.microseconds, "time")
     parts.append(
         f"Perplexity {point.perplexity:.3f} (LM alone {perplexity(trials.traced.log_lm):.3f}, vanilla kNN-LM "
-        f"{vanilla.perplexity:.3f}) at {point.microseconds:.1f} µs per token, of {limit:.1f} that "
-        f"{overhead:.1%} of the LM's time allow; {compared}. On disk: {size(setup.disk)} instead of "
-        f"{size(vanilla.setup.disk)}."
+        f"{vanilla.perplexity:.3f}). Allowed are {limit:.1f} µs per token, {overhead:.1%} of the LM's time; "
+        f"{compare_costs(point, vanilla)}."
     )
     for other in next_best:
         gain = chosen.logp - other.logp
@@ -243,16 +245,8 @@ def _explain(
         error = standard_error(gain, trials.documents)
         differ = other.point.perplexity - point.perplexity
         sure = mean / max(error, 1e-12)
-        parts.append(f"The next best, {other.point.label}, is {differ:.3f} worse ({sure:.1f} standard errors).")
-        if 0 < sure < SURE:
-            times = SURE / sure
-            parts.append(f"About {len(gain) * (times * times - 1):,.0f} more validation tokens would settle it.")
+        next_best_is = f"The next best, {other.point.label}, is {differ:.3f} worse ({sure:.1f} standard errors)."
+        parts.append(next_best_is + tokens_to_settle(len(gain), sure))
     if perplexity(trials.traced.log_lm) <= point.perplexity:
         parts.append("The LM alone is as good on this text: this memory does not help it.")
     return " ".join(parts)
-
-
-def _compare(new: float, old: float, what: str) -> str:
-    if new <= old:
-        return f"{old / max(new, 1e-9):.1f} times less {what} than the vanilla kNN-LM"
-    return f"{new / max(old, 1e-9):.1f} times MORE {what} than the vanilla kNN-LM"

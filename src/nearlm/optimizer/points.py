@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nearlm.base import OptionError, check_at_least, line_up, size
-from nearlm.mixing import SHARES
+from nearlm.mixing import SHARES, SURE
 from nearlm.search import Retriever
 from nearlm.store import SearchSettings
 
@@ -167,7 +167,7 @@ class Choice:
     @property
     def winner(self) -> Point:
         """The memory that was chosen."""
-        return next(point for point in self.points if point.chosen)
+        return next(point for point in (self.vanilla, *self.points) if point.chosen)
 
     def table(self) -> str:
         """Return the points and the choice, for people; those that no other beats have a star."""
@@ -175,7 +175,8 @@ class Choice:
         for point in (self.vanilla, *self.points):
             mark = "*" if point.pareto else " "
             name = f"{'→' if point.chosen else mark} {point.label}"
-            numbers = (f"{point.perplexity:.3f}", f"{point.beyond:+.3f}", f"{point.microseconds:.1f}")
+            sure = f" ± {point.margin:.3f}" if point.margin else ""
+            numbers = (f"{point.perplexity:.3f}", f"{point.beyond:+.3f}{sure}", f"{point.microseconds:.1f}")
             rows.append((name, *numbers, *point.setup.sizes))
         lines = [f"{self.tokens:,} tokens; the LM alone has perplexity {self.nlm_perplexity:.3f}", *line_up(rows)]
         if self.held_out is not None and any(point.gate for point in self.points):
@@ -239,8 +240,27 @@ def estimates(
     return sorted(found, key=lambda one: one[:2])
 
 
-def explain(vanilla: Point, chosen: Point, budget: float, held_out: HeldOutTokens) -> str:
-    """Explain a choice in words."""
+def compare_costs(chosen: Point, vanilla: Point) -> str:
+    """Say what a memory takes compared with the vanilla kNN-LM; never that it takes more without saying so."""
+    speed = vanilla.microseconds / chosen.microseconds
+    times = f"{speed:.1f} times less" if speed >= 1 else f"{1 / speed:.1f} times MORE"
+    disk, whole = chosen.setup.disk, vanilla.setup.disk
+    larger = ", which is MORE" if disk > whole else ""
+    return (
+        f"it takes {chosen.microseconds:.1f} µs per token, {times} than the vanilla kNN-LM's "
+        f"{vanilla.microseconds:.1f}, and {size(disk)} of disk instead of {size(whole)}{larger}"
+    )
+
+
+def tokens_to_settle(tokens: int, sure: float) -> str:
+    """Say how many more tokens would settle a difference of so many standard errors; nothing if it is settled."""
+    if not 0 < sure < SURE:
+        return ""
+    return f" About {tokens * ((SURE / sure) ** 2 - 1):,.0f} more validation tokens would settle it."
+
+
+def explain(vanilla: Point, chosen: Point, budget: float, held_out: HeldOutTokens, tokens: int) -> str:
+    """Explain a choice in words, made on so many tokens."""
     setup = chosen.setup
     search = setup.search
     records = f"all {vanilla.setup.records:,} records"
@@ -262,12 +282,12 @@ def explain(vanilla: Point, chosen: Point, budget: float, held_out: HeldOutToken
     else:
         verdict = (
             f"No smaller or faster memory that was measured surely stays within {budget:g} of the vanilla kNN-LM's "
-            f"{vanilla.perplexity:.3f}; this has the best perplexity, {chosen.perplexity:.3f}."
+            f"{vanilla.perplexity:.3f}; this has the best perplexity, {chosen.perplexity:.3f}, {chosen.beyond:+.3f} ± "
+            f"{chosen.margin:.3f}."
         )
+        verdict += tokens_to_settle(tokens, SURE * (budget - chosen.beyond) / max(chosen.margin, 1e-12))
     return (
         f"Chosen: {records}, keys of {setup.dim} dimensions, {search.k} neighbours{lists}, "
         f"T={search.knn_temperature:g}, "
-        f"{policy} {verdict} The memory takes {chosen.microseconds:.0f} µs per token instead of "
-        f"{vanilla.microseconds:.0f} ({vanilla.microseconds / chosen.microseconds:.1f} times less), and "
-        f"{size(setup.disk)} of disk instead of {size(vanilla.setup.disk)}, with all that is searched."
+        f"{policy} {verdict} Compared: {compare_costs(chosen, vanilla)}."
     )

@@ -57,8 +57,8 @@ class Unseen:
             documents=len(np.unique(documents)),
             tokens=found.tokens,
             bytes=found.bytes,
-            alone=_quality(scored.log_lm, documents, found.bytes),
-            memory=_quality(scored.logp, documents, found.bytes),
+            alone=quality_of(scored.log_lm, documents, found.bytes),
+            memory=quality_of(scored.logp, documents, found.bytes),
             saved=saved,
             saved_error=error * len(gain) / alone,
             microseconds=found.microseconds,
@@ -89,8 +89,9 @@ class Unseen:
             False: "the memory does harm here",
             None: "no difference that could be told from chance",
         }[self.helps]
+        documents = f"{self.documents:,} unseen document{'s' * (self.documents != 1)}"
         return [
-            f"On {self.tokens:,} tokens of {self.documents:,} unseen documents (± standard error):",
+            f"On {self.tokens:,} tokens of {documents} (± standard error):",
             *line_up(rows),
             f"{self.saved:.1%} of the bits are saved (± {self.saved_error:.1%}): {verdict}.",
             f"The memory takes {self.microseconds:,.0f} µs per token, {self.overhead:.1%} of the model's own "
@@ -98,7 +99,8 @@ class Unseen:
         ]
 
 
-def _quality(logp: np.typing.NDArray[np.float64], documents: np.typing.NDArray[np.int64], count: int) -> Quality:
+def quality_of(logp: np.typing.NDArray[np.float64], documents: np.typing.NDArray[np.int64], count: int) -> Quality:
+    """Say how well the tokens of some documents were predicted, which have so many bytes in all."""
     mean = -float(np.mean(logp))
     error = standard_error(logp, documents)
     bits = len(logp) / math.log(2) / max(1, count)

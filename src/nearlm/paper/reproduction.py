@@ -21,8 +21,10 @@ from nearlm.base.records import from_json, to_json
 from nearlm.knnlm import KNNLM
 from nearlm.mixing import perplexity, trace_lm, trace_text
 from nearlm.model.lm import LM
+from nearlm.model.pretrained import choose_device
 from nearlm.optimizer import WRITING, Bench, Fit, fit, optimize
 from nearlm.paper.ablation import ablate
+from nearlm.paper.comparison import Comparer, check_methods
 from nearlm.paper.main_table import Memories, TestTexts, baseline, main_table
 from nearlm.paper.mixture_ablation import TEST, UNRELATED, VALID, ablate_mixture
 from nearlm.paper.results import ALL, FINETUNED, NLM, WITHIN, About, Continuation, MainTable, Results, Row, Sweep
@@ -36,6 +38,7 @@ from nearlm.store.model_files import load_lm
 from nearlm.text import TextSource
 
 BUDGET = 0.1
+COMPARED_PARTS = ("comparison",)
 DEMO_PARTS = ("fit", "main", "continuation")
 ALL_PARTS = ("choice", "within", "main", "baseline", "mixture", "adaptive", "pruning", "pca", "k", "continuation")
 _NEW_TOKENS = 48
@@ -49,13 +52,21 @@ class Reproduction:
     """One setting in one folder."""
 
     def __init__(
-        self, setting: Setting, out: Path, reporter: Reporter, *, command: str = "", finetune_tokens: int | None = None
+        self,
+        setting: Setting,
+        out: Path,
+        reporter: Reporter,
+        *,
+        command: str = "",
+        finetune_tokens: int | None = None,
+        methods: Sequence[str] = (),
     ):
         self.setting = setting
         self.out = out
         self.reporter = reporter
         self.command = command
         self.finetune_tokens = finetune_tokens
+        self.methods = methods
         self.results = Results(out)
         self.fast = out / "fast"  # the fastest within a budget
         self.best = out / "best"  # the best within an overhead
@@ -68,7 +79,9 @@ class Reproduction:
         with files.lock(self.out):
             self._check_folder()
             for number, part in enumerate(parts, 1):
-                if not self.results.has(part):
+                if part in COMPARED_PARTS:
+                    self._compare()
+                elif not self.results.has(part):
                     self.reporter.say(f"— {part} ({number} of {len(parts)}) —")
                     self._save(part)
             if self.finetune_tokens:
@@ -89,8 +102,8 @@ class Reproduction:
             return Datastore.open(self.memory)
         place = self.setting.store if self.setting.max_tokens is None else None
         folder = store_folder(place or self.out / "store")
-        if Layout(folder).is_store:
-            return Datastore.open(folder)
+        if Layout(folder).is_store and len(found := Datastore.open(folder)):  # else a build with keys is unfinished
+            return found
         model = self._train() if self.setting.model == TRAINED else self.setting.model
         options = BuildOptions(pack=self.setting.pack or None)
         source = TextSource(self.setting.train, max_tokens=self.setting.max_tokens)
@@ -110,14 +123,16 @@ class Reproduction:
     def _train(self) -> str:
         from nearlm.paper.lm_training import train_lm
 
-        place = cache_dir() / "models" if self.setting.store else self.out
-        folder = place / f"{self.setting.name}-lm"
+        place = cache_dir() / "models" if self.setting.store or self.setting.lm else self.out
+        folder = place / f"{self.setting.lm or self.setting.name}-lm"
         return str(train_lm(self.setting.train, folder, reporter=self.reporter))
 
     def _check_wishes(self) -> None:
         """Refuse before the work what would fail in the midst of it."""
         if "-" in (*self.setting.train, *self.setting.valid, *self.setting.test):
             raise TextError("- (stdin) can be read only once, and an experiment reads its texts again; use a file")
+        if self.setting.budgets:
+            check_methods(self.methods)
         if self.finetune_tokens is not None:
             from nearlm.paper.lm_training import check_training
 
@@ -125,28 +140,52 @@ class Reproduction:
 
     def _check_folder(self) -> None:
         """Refuse a folder that holds results of something else."""
-        plan = {"setting": self.setting.name, "plan": canonical_hash(asdict(self.setting))}
+        plan = {"setting": self.setting.name, "plan": canonical_hash(asdict(replace(self.setting, budgets=())))}
         path = self.out / "setting.json"
         if path.exists() and files.read_json(path) != plan:
             raise StoreError(f"{self.out} holds results of another setting or other sizes; choose another `out`")
         files.write_json(path, plan)
 
+    def _compare(self) -> None:
+        """Measure the rows of a comparison that are missing; the table is kept after each of them."""
+        model = self._train() if self.setting.model == TRAINED else self.setting.model
+        comparer = Comparer(self.setting, model, self.out, self.reporter)
+        started = time.monotonic()
+        for found in comparer.run(self.methods):
+            if found == self.results.load("comparison"):  # nothing new was measured
+                continue
+            self.results.save("comparison", found, [row.flat() for row in found.rows])
+            files.write_bytes(self.out / "comparison.md", found.markdown().encode())
+            tokens = found.rows[0].test_tokens
+            now = time.monotonic()
+            self._note(now - started, valid_tokens=self.setting.valid_tokens or 0, test_tokens=tokens)
+            started = now
+
     def _about(self, seconds: float) -> None:
         store = self.store
-        setting = self.setting
-        known: About | None = self.results.load("about")
-        about = About(
-            setting=setting.name,
-            title=setting.title,
-            text=setting.text,
-            model=setting.model.replace("-", " ") if setting.model == TRAINED else setting.model,
+        self._note(
+            seconds,
             records=len(store),
             dim=store.dim,
             store_bytes=store.bytes,
             valid_tokens=len(self.memories.valid.traced),
             test_tokens=len(self.memories.test.traced),
+            device=self.lm.device.type,
+        )
+
+    def _note(self, seconds: float, *, device: str = "", **counts: int) -> None:
+        """Say what was measured, with what, where, and how long it took."""
+        setting = self.setting
+        known: About | None = self.results.load("about")
+        device = device or choose_device("auto").type
+        about = About(
+            setting=setting.name,
+            title=setting.title,
+            text=setting.text,
+            model=setting.model.replace("-", " ") if setting.model == TRAINED else setting.model,
+            **{"records": 0, "dim": 0, "store_bytes": 0, **counts},
             cores=os.cpu_count() or 1,
-            machine=f"{platform.machine()}, {self.lm.device.type}",
+            machine=f"{platform.machine()}, {device}",
             versions={name: version(name) for name in _VERSIONS},
             command=self.command,
             seconds=seconds + (known.seconds if known else 0.0),
@@ -229,7 +268,8 @@ class Reproduction:
 
     def _pca(self) -> PartAndRows:
         dims = [dim for dim in self.setting.dims if dim <= self.store.dim]
-        found = self._sweep_once(dims, SweepOptions("dim", factory="IVF1024,SQ8", nprobe=8))
+        lists = min(1024, max(1, len(self.store) // 40))  # of a small text fewer: each needs records to be trained
+        found = self._sweep_once(dims, SweepOptions("dim", factory=f"IVF{lists},SQ8", nprobe=min(8, lists)))
         return found, found.points
 
     def _k(self) -> PartAndRows:

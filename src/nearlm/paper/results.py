@@ -10,8 +10,9 @@ from typing import Any, get_type_hints
 from nearlm.base import Json, OptionError, StoreError, files, from_json, line_up, to_json
 from nearlm.knnlm import Explanation
 from nearlm.optimizer import OVERHEAD, Choice, Fit, Setup
+from nearlm.paper.comparison_table import Comparison
 from nearlm.paper.mixture_ablation import MixtureAblation
-from nearlm.paper.settings import PaperRow
+from nearlm.paper.settings import About
 
 NLM = "NLM"
 VANILLA = "kNN-LM"
@@ -253,31 +254,11 @@ class Continuation:
 
 
 @dataclass(frozen=True)
-class About:
-    """What was measured, with what, where, and how long it took."""
-
-    setting: str
-    title: str
-    text: str
-    model: str
-    records: int
-    dim: int
-    store_bytes: int
-    valid_tokens: int
-    test_tokens: int
-    cores: int
-    machine: str
-    versions: dict[str, str]
-    command: str
-    seconds: float
-    paper: list[PaperRow]
-
-
-@dataclass(frozen=True)
 class Parts:
     """All that an experiment may have measured, in the order of reading; None has not been."""
 
     about: About | None = None
+    comparison: Comparison | None = None
     fit: Fit | None = None
     main: MainTable | None = None
     continuation: Continuation | None = None
@@ -293,6 +274,7 @@ class Parts:
     def table(self) -> str:
         """Return the main table, the choice and the continuation, for people."""
         shown = [
+            self.comparison and self.comparison.table(),
             self.fit and self.fit.table(),
             self.main and self.main.table(),
             self.choice and f"{ALL}: {self.choice.paragraph}",

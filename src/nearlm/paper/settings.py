@@ -9,6 +9,7 @@ from nearlm.text import TextSource
 
 TRAINED = "trained-here"  # a small LM that is trained from scratch on the setting's own training text
 _FEWEST = 2000  # tokens of a store
+_MOST_MINUTES = 1e5
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,27 @@ class PaperRow:
     name: str
     perplexity: float
     tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class About:
+    """What was measured, with what, where, and how long it took."""
+
+    setting: str
+    title: str
+    text: str
+    model: str
+    records: int  # 0: a comparison, where every method has a store of its own
+    dim: int
+    store_bytes: int
+    valid_tokens: int
+    test_tokens: int
+    cores: int
+    machine: str
+    versions: dict[str, str]
+    command: str
+    seconds: float
+    paper: list[PaperRow]
 
 
 @dataclass(frozen=True)
@@ -33,6 +55,8 @@ class Setting:
     test: tuple[str, ...]
     unrelated: tuple[str, ...] = ()  # a text that the store says nothing of
     store: str | None = None
+    lm: str = ""  # the name of an LM that is trained here, by default the setting's
+    budgets: tuple[float, ...] = ()  # minutes, of a comparison of methods
     max_tokens: int | None = None
     pack: bool = False
     valid_tokens: int | None = 20_000
@@ -113,15 +137,29 @@ def change(setting: Setting, **given: str | tuple[str, ...] | None) -> Setting:
     if new.keys() & {"train", "test"}:
         new["prompt"] = ""
     if "train" in new:
-        new["unrelated"] = ()
+        new.setdefault("unrelated", ())
     own = replace(setting, **new)
     return replace(own, title=_title(own), text=_text(own))
+
+
+def give_budgets(setting: Setting, budgets: tuple[float, ...], methods: tuple[str, ...]) -> Setting:
+    """Return a comparison with other budgets, in minutes."""
+    if not budgets and not methods:
+        return setting
+    if not setting.budgets:
+        given = "budgets" if budgets else "methods"
+        raise OptionError(f"`{given}` is for comparisons, but `setting` is {setting.name!r}; leave it out")
+    if not all(0 < minutes < _MOST_MINUTES for minutes in budgets):
+        raise OptionError(f"`budgets` are {', '.join(map(str, budgets))}, expected minutes above 0")
+    return replace(setting, budgets=tuple(sorted(set(budgets or setting.budgets))))
 
 
 def _title(setting: Setting) -> str:
     """Name the model and the texts, without the folders that they lie in."""
     model = "A small LM" if setting.model == TRAINED else Path(setting.model).name
     train, test = (", ".join(Path(text).name or text for text in texts) for texts in (setting.train, setting.test))
+    if setting.budgets:
+        return f"Equal time, equal text: {model} on {train}, tested on {test}"
     return f"{model} with a memory of {train}, tested on {test}"
 
 
@@ -130,4 +168,8 @@ def _text(setting: Setting) -> str:
     if setting.model == TRAINED:
         model = "The model is a small LM that was trained on the store's text"
     train, valid, test = (", ".join(texts) for texts in (setting.train, setting.valid, setting.test))
+    if setting.budgets:
+        return (
+            f"{model}. It is to learn {train}; what must be chosen is chosen on {valid}; the text to test on is {test}."
+        )
     return f"{model}. The store holds {train}; the text to tune on is {valid}, the text to test on {test}."

@@ -19,8 +19,9 @@ from nearlm.base import (
     check_that,
     files,
 )
-from nearlm.base.records import read_record, to_json
+from nearlm.base.records import to_json
 from nearlm.base.verification import check_before_use
+from nearlm.search.filtering import Mask, search_around
 from nearlm.search.kinds import IndexSpec, list_count
 from nearlm.search.scan import Found, Lists, ListScan, can_scan, without_lists, write_lists
 from nearlm.store import (
@@ -38,6 +39,7 @@ from nearlm.store import (
 )
 from nearlm.store.contents import check_ids, check_places, check_tokens
 from nearlm.store.faiss_contents import check_faiss_contents
+from nearlm.store.prepared import read_current
 
 _MANY = 1 << 26  # neighbours
 _FOUND_BYTES = 24  # a distance and an id, and what is made of them
@@ -71,6 +73,7 @@ class IndexInfo(Measurement):
     bytes_per_record: float
     build_seconds: float
     trained_shards: int | None = None
+    same_as: str | None = None  # the hash of the index that records were removed from
 
     def __repr__(self) -> str:
         size = f"{self.records:,} records, {self.bytes_per_record:g} bytes each"
@@ -80,7 +83,7 @@ class IndexInfo(Measurement):
     @property
     def hash(self) -> str:
         """What tells its distances from those of another index: its kind, and the keys that it was trained on."""
-        return canonical_hash({"spec": to_json(self.spec), "keys": self.shards[: self.trained_shards]})
+        return self.same_as or canonical_hash({"spec": to_json(self.spec), "keys": self.shards[: self.trained_shards]})
 
     @property
     def bytes(self) -> int:
@@ -101,12 +104,20 @@ class SearchIndex:
         self.transform = transform
         self.faiss = faiss_index
         self.scan = scan
+        self._left_out: Mask | None = None
         self.set_nprobe(spec.nprobe)
 
     @property
     def records(self) -> int:
         """How many records are in the index."""
         return len(self.scan.lists.ids) if self.scan else int(self.faiss.ntotal)
+
+    def leave_out(self, records: Mask) -> None:
+        """Never find some records again: of what remains, the nearest are found."""
+        if self.scan:
+            self.scan = self.scan.without(records)
+        else:
+            self._left_out = records
 
     def set_nprobe(self, nprobe: int | None) -> None:
         """Set how many lists a search looks at; always on the IVF index below any transform."""
@@ -134,6 +145,12 @@ class SearchIndex:
             check_ram(_FOUND_BYTES * len(x) * k, f"{k:,} neighbours of {len(x):,} queries at a time")
         if self.scan:
             return self.scan.search(x, k, self.nprobe or 1, ordered=ordered)
+        if self._left_out is not None:
+            return search_around(self._search, x, k, self.records, self._left_out)
+        return self._search(x, k)
+
+    def _search(self, x: Floats, k: int) -> Found:
+        """Search in FAISS's index; refuse ids that it cannot have."""
         try:
             found: Found = self.faiss.search(x, k)
         except RuntimeError as error:
@@ -152,7 +169,7 @@ class SearchIndex:
 def read_index_info(store: Datastore, name: str) -> IndexInfo:
     """Read what is known of an index."""
     place = store.layout.index(name)
-    info = read_record(IndexInfo, place.description)
+    info = read_current(IndexInfo, place, store)
     names = place.data(info.data).names()
     check_names(place.description, info.files, names)
     for file in names - info.files.keys():  # what is not listed could change after it was checked
@@ -162,8 +179,11 @@ def read_index_info(store: Datastore, name: str) -> IndexInfo:
     return info
 
 
-def open_index(store: Datastore, name: str = DEFAULT) -> tuple[SearchIndex, IndexInfo]:
-    """Open an index for searching, with what `index.json` says of it; large files are mapped where FAISS can."""
+def open_index(store: Datastore, name: str = DEFAULT, *, unread: bool = False) -> tuple[SearchIndex, IndexInfo]:
+    """Open an index for searching, with what `index.json` says of it; large files are mapped where FAISS can.
+
+    Files are compared with their checksums before their first use, unless they are to stay `unread`.
+    """
     store.need_keys()
     place = store.layout.index(name)
     again = f"nearlm index {store.path}{'' if name == DEFAULT else f' `index={name!r}`'}, or build_index()"
@@ -171,17 +191,21 @@ def open_index(store: Datastore, name: str = DEFAULT) -> tuple[SearchIndex, Inde
         known = f"it has {', '.join(store.indexes)}" if store.indexes else "it has none"
         raise StoreError(f"{store.path} has no index {name!r} ({known}); make one with: {again}")
     info = read_index_info(store, name)
-    if info.manifest != store.checksum:
+    if info.manifest != store.held:
         raise StoreError(f"index {name!r} is of an earlier state of {store.path}; bring it up to date with: {again}")
     remedy = f"remove {place.folder} and make the index again: {again}"
     data = place.data(info.data)
     kind = {"spec": to_json(info.spec), "dim": store.dim}
-    sound = check_before_use(place.folder, info.files, remedy, lambda: _check_contents(store, data, info.spec), kind)
+    sound = unread or check_before_use(
+        place.folder, info.files, remedy, lambda: _check_contents(store, data, info.spec), kind
+    )
     index = read_parts(data, info.spec, store.dim, known=sound)
     if not index.records == info.records == len(store):
         raise StoreError(
             f"index {name!r} has {index.records:,} records, {store.path} {len(store):,}; remake it: {again}"
         )
+    if store.forgotten is not None:
+        index.leave_out(store.forgotten.record_mask)
     return index, info
 
 
@@ -229,6 +253,7 @@ def faiss_index(store: AnyStore, name: str = DEFAULT) -> Any:
         >>> distances, ids = index.search(nearlm.Datastore.open("mystore").keys[:2].astype("float32"), 4)
     """
     store = Datastore.open(store)
+    store.refuse_forgotten("which plain FAISS would find")
     _, info = open_index(store, name)
     index = load_parts(store.layout.index(name).data(info.data), info.spec, store.dim)
     if index.transform is None:

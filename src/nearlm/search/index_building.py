@@ -1,6 +1,7 @@
 """Make an index of a store: train on a sample, fill block by block, measure, as a job that resumes after a kill."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from nearlm.base.records import FileInfo, to_json, write_record
 from nearlm.search.exact import measure
 from nearlm.search.index import (
     IndexInfo,
+    Measurement,
     SearchIndex,
     load_parts,
     read_index_info,
@@ -21,10 +23,12 @@ from nearlm.search.index import (
     write_parts,
 )
 from nearlm.search.kinds import AUTO, IndexSpec, check_numbers, choose_index, code_bytes_within, describe
+from nearlm.search.parts import BLOCK, FillParts, can_part, join_parts, plan_parts
 from nearlm.search.training import empty_index, train_index, training_ram
 from nearlm.store import DEFAULT, AnyStore, Datastore, is_key_file, read_tuned
+from nearlm.store.prepared import current_description
 
-BLOCK = 1 << 14
+HARDLY_MORE = 1.1  # times the records: what was measured of an index holds for the one with these added
 INDEX_SAVE_SECONDS = 60.0
 
 
@@ -36,6 +40,7 @@ def build_index(
     nprobe: int | None = None,
     bytes: int | None = None,
     ram: int | None = None,
+    fill_parts: FillParts | None = None,
     reporter: Reporter = QUIET,
 ) -> IndexInfo:
     """Make a search index over a store's keys, finish one, or bring it up to date after an append.
@@ -48,6 +53,7 @@ def build_index(
         nprobe: Lists that a search looks at.
         bytes: For `auto`: how many bytes the code of a record may have.
         ram: For `auto`: how many bytes the whole index may have.
+        fill_parts: Who assigns and encodes records, if others do, as `nearlm.cluster` has it.
         reporter: Whom to tell of the progress.
 
     Returns:
@@ -63,7 +69,13 @@ def build_index(
     with _folder_of(folder), files.lock(folder):
         if ram is not None:
             bytes = min(bytes or opened.dim, code_bytes_within(ram, len(opened), opened.dim))
-        return _Indexer(opened, name, reporter).run(factory, nprobe, bytes)
+        return _Indexer(opened, name, fill_parts, reporter).run(factory, nprobe, bytes)
+
+
+def prepare_index(coming: Datastore, name: str, reporter: Reporter = QUIET) -> None:
+    """Add new records to an index of a store as it will be; it takes effect with the store's manifest."""
+    with files.lock(coming.layout.index(name).folder):
+        _Indexer(coming, name, None, reporter, prepared=True).run(None, None)
 
 
 @contextlib.contextmanager
@@ -82,11 +94,15 @@ def _folder_of(folder: Path) -> Iterator[None]:
 
 
 class _Indexer:
-    """One index under construction."""
+    """One index under construction; what is prepared for the next state of a store leaves the one in use as it is."""
 
-    def __init__(self, store: Datastore, name: str, reporter: Reporter):
+    def __init__(
+        self, store: Datastore, name: str, fill_parts: FillParts | None, reporter: Reporter, prepared: bool = False
+    ):
         self.store = store
+        self.prepared = prepared
         self.name = name
+        self.fill_parts = fill_parts
         self.reporter = reporter
         self.place = store.layout.index(name)
         self.job = Job(self.place.folder, "index")
@@ -103,10 +119,8 @@ class _Indexer:
         else:
             spec = choose_index(factory or AUTO, len(self.store), self.store.dim, nprobe, code_bytes)
         factory = factory or (self.done.factory if self.done else AUTO)
-        if self.done and self.done.spec == spec and self.done.manifest == self.store.checksum:
-            self.reporter.say(f"index {self.name!r} is complete already")
-            self.job.close()
-            self._remove_data(keep=self.done.data)
+        if self.done and self.done.spec == spec and self.done.manifest == self.store.held:
+            self._say_complete(self.done)
             return self.done
         started = time.monotonic()
         index = self._begin(spec)
@@ -115,13 +129,27 @@ class _Indexer:
             with self._refused_by_faiss(factory):
                 self._train(index)
         with self._refused_by_faiss(factory):
-            data = self._fill(index)
+            data = self._fill_in_parts(index) if self.fill_parts and can_part(index) else self._fill(index)
             info = self._describe(index, factory, data, started)
+        if self.prepared:
+            write_record(self.place.prepared, info)
+            self.job.close()
+            return info
         self._drop_settings(info)
         write_record(self.place.description, info)
+        files.remove(self.place.prepared)
         self.job.close()
         self._remove_data(keep=data)
         return info
+
+    def _say_complete(self, done: IndexInfo) -> None:
+        self.reporter.say(f"index {self.name!r} is complete already")
+        self.job.close()
+        if self.prepared:
+            return
+        if current_description(self.place, self.store) == self.place.prepared:
+            files.replace(self.place.prepared, self.place.description)
+        self._remove_data(keep=done.data)
 
     @contextlib.contextmanager
     def _refused_by_faiss(self, factory: str) -> Iterator[None]:
@@ -139,7 +167,7 @@ class _Indexer:
     def _read(self, factory: str | None) -> IndexInfo | None:
         """Return what is known of the index, None if it is not there, or to be made again as a kind that is named."""
         try:
-            if self.place.description.exists():
+            if self.place.description.exists() or current_description(self.place, self.store).exists():
                 return read_index_info(self.store, self.name)
             if self.place.all_data() and not self.job.started:
                 raise StoreError(
@@ -171,7 +199,7 @@ class _Indexer:
 
     def _begin(self, spec: IndexSpec) -> SearchIndex:
         """Return the index as far as it is made: by a killed job, by an earlier index, or not at all."""
-        plan = {"spec": to_json(spec), "manifest": self.store.checksum}
+        plan = {"spec": to_json(spec), "manifest": self.store.held}
         if self.job.resumes(plan) and self.job.state("fill"):
             with contextlib.suppress(RuntimeError, OSError, StoreError):  # a checkpoint that was cut off: begin again
                 index = load_parts(self.place.data(str(self.job.state("fill").get("data"))), spec, self.store.dim)
@@ -197,7 +225,10 @@ class _Indexer:
 
     def _train(self, index: SearchIndex) -> None:
         started = time.monotonic()
-        count = train_index(index, self.store.keys.take, len(self.store))
+        here = np.arange(len(self.store))
+        if self.store.forgotten is not None:
+            here = here[~self.store.forgotten.record_mask]
+        count = train_index(index, lambda ids: self.store.keys.take(here[ids]), len(here))
         self.reporter.say(f"trained on {count:,} keys in {duration(time.monotonic() - started)}")
 
     def _fill(self, index: SearchIndex) -> str:
@@ -214,10 +245,30 @@ class _Indexer:
                     noted = time.monotonic()
         return self._save(index)
 
+    def _fill_in_parts(self, index: SearchIndex) -> str:
+        """Let others add the records that are missing, and put together what they made."""
+        assert self.fill_parts
+        begun = self.place.data(self._save(index))
+        first = index.records
+        total = len(self.store)
+        parts = plan_parts(self.store, begun, index.spec, first, self.job.folder)
+        ahead = sum(part.stop - part.first for part in parts if part.finished)
+        with self.reporter.bar("indexing", total, "records", first + ahead) as advance:
+            self.fill_parts([part for part in parts if not part.finished], advance)
+        data = self._data_of(total)
+        if data != begun.folder.name:
+            join_parts(index, begun, parts, self.place.data(data))
+            self.job.note("fill", {"data": data})
+        self._remove_data(keep=data)
+        return data
+
+    def _data_of(self, records: int) -> str:
+        """Return the name of the folder for so many records, another than that of the finished index."""
+        data = f"data-{records:012d}"
+        return f"{data}-new" if self.done and self.done.data == data else data
+
     def _save(self, index: SearchIndex) -> str:
-        data = f"data-{index.records:012d}"
-        if self.done and self.done.data == data:
-            data += "-new"
+        data = self._data_of(index.records)
         if self.job.state("fill").get("data") == data:
             return data
         write_parts(index, self.place.data(data))
@@ -227,8 +278,9 @@ class _Indexer:
 
     def _remove_data(self, keep: str) -> None:
         finished = self.done.data if self.done and self.job.started else ""
+        coming = files.read_json(self.place.prepared).get("data") if self.place.prepared.exists() else ""
         for path in self.place.all_data():
-            if path.name not in (keep, finished):
+            if path.name not in (keep, finished, coming):
                 files.remove(path)
 
     def _describe(self, index: SearchIndex, factory: str, data: str, started: float) -> IndexInfo:
@@ -239,17 +291,28 @@ class _Indexer:
             place.write_column(name, column[:])
         seconds = time.monotonic() - started
         listed = {f"{data}/{path.name}": FileInfo.of(path) for path in sorted(place.folder.iterdir())}
-        measured = to_json(measure(self.store, read_parts(place, index.spec, self.store.dim)))
+        extended = self._extends(index.spec)
+        measured = to_json(
+            self._measured(extended) or measure(self.store, read_parts(place, index.spec, self.store.dim))
+        )
         return IndexInfo(
             factory=factory,
             spec=index.spec,
-            manifest=self.store.checksum,
+            manifest=self.store.held,
             shards=self._shards(),
-            records=index.records,
+            records=len(self.store),
             data=data,
             files=listed,
-            bytes_per_record=round(sum(file.bytes for file in listed.values()) / index.records, 1),
+            bytes_per_record=round(sum(file.bytes for file in listed.values()) / len(self.store), 1),
             build_seconds=round(seconds, 1),
             trained_shards=self._trained_shards(index.spec),
-            **measured,
+            same_as=extended.same_as if extended else None,
+            **to_json(measured),
         )
+
+    def _measured(self, extended: IndexInfo | None) -> Measurement | None:
+        """Return what was measured of the index that is extended, if hardly anything is added."""
+        if not (self.prepared and extended and len(self.store) <= HARDLY_MORE * extended.records):
+            return None
+        names = (each.name for each in dataclasses.fields(Measurement))
+        return Measurement(**{name: getattr(extended, name) for name in names})

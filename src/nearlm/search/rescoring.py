@@ -1,8 +1,8 @@
 """Exact squared distances of queries to stored keys, read from the memory-mapped shards where they lie.
 
-A key is compared as it is read: half-precision numbers are widened in registers, and nothing is copied. Keys that fit
-in memory are read ahead once, in order; of a larger store the pages of each batch are read ahead, so that a cold disk
-works in parallel.
+A key is compared as it is read: half-precision numbers and 8-bit codes are widened in registers, and nothing is copied.
+Keys that fit in memory are read ahead once, in order; of a larger store the pages of each batch are read ahead, so that
+a cold disk works in parallel.
 """
 
 import mmap
@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 
 from nearlm.base import Array, Floats, Ids, ShardedArray, available_ram, blocks, files
 from nearlm.base.mapping import mapped_file
+from nearlm.store import CodedKeys
 
 _READ_QUERIES = 64  # whose pages are read ahead together
 
@@ -34,6 +35,11 @@ class Rescorer:
     def distances(self, queries: Floats, ids: Ids) -> Floats:
         """Return the squared distances of queries [n, dim] to records [n, k] in float32 differences; inf for id -1."""
         out = np.full(ids.shape, np.inf, np.float32)
+        weights = None
+        if isinstance(self.keys, CodedKeys):  # (q - m - s c)² = s² ((q - m) / s - c)²
+            codec = self.keys.codec
+            queries = (queries - codec.middle) / codec.step
+            weights = codec.step**2
         for part in blocks(len(ids), max(len(ids), 1) if self.in_memory else _READ_QUERIES):
             if not self.in_memory:
                 self._read_ahead(np.unique(ids[part][ids[part] >= 0]))
@@ -41,7 +47,7 @@ class Rescorer:
                 rows = np.asarray(shard)
                 if rows.dtype == np.float16:
                     rows = rows.view(np.uint16)  # numba has no half precision
-                _kernel(queries[part], rows, ids[part], first, out[part])
+                _kernel(queries[part], rows, weights, ids[part], first, out[part])
         return out
 
     def _read_ahead(self, ids: Ids) -> None:
@@ -75,18 +81,20 @@ def _fits(count: int) -> bool:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _widen(context: Any, number: Any) -> Any:
-    """Return a float32 as it is, and that which the 16 bits of a half-precision number stand for."""
+    """Return a float32 as it is, and what 8 bits of an integer or 16 of a half-precision number stand for."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if number == types.float32:
             return arguments[0]
+        if number == types.int8:
+            return builder.sitofp(arguments[0], ir.FloatType())
         return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
 
     return types.float32(number), codegen
 
 
 @numba.njit(cache=True, parallel=True, nogil=True, fastmath=True)
-def _kernel(queries, rows, ids, first, out):  # type: ignore[no-untyped-def]
+def _kernel(queries, rows, weights, ids, first, out):  # type: ignore[no-untyped-def]
     for i in numba.prange(len(queries)):
         query = queries[i]
         for j in range(ids.shape[1]):
@@ -95,5 +103,5 @@ def _kernel(queries, rows, ids, first, out):  # type: ignore[no-untyped-def]
                 total = np.float32(0)
                 for d in range(len(query)):
                     difference = _widen(rows[at, d]) - query[d]
-                    total += difference * difference
+                    total += difference * difference if weights is None else weights[d] * difference * difference
                 out[i, j] = total

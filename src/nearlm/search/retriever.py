@@ -1,5 +1,7 @@
 """Queries → neighbours: search an index, look up tokens and weights, and re-score with the stored keys if asked."""
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numba
@@ -7,10 +9,23 @@ import numpy as np
 
 from nearlm.base import Json, OptionError, Reporter, check_at_least, size, to_json
 from nearlm.base.arrays import FEW, Floats, Ids, Int32s, Reals
-from nearlm.search.index import open_index
+from nearlm.search.index import IndexInfo, SearchIndex, open_index
 from nearlm.search.kinds import PAPER_K
 from nearlm.search.rescoring import Rescorer
 from nearlm.store import DEFAULT, Datastore, SearchSettings, open_parent, parent_records
+
+OpenIndex = Callable[[Datastore, str], tuple[SearchIndex, IndexInfo] | None]
+_elsewhere: list[OpenIndex] = []
+
+
+@contextlib.contextmanager
+def indexes_from(elsewhere: OpenIndex) -> Iterator[None]:
+    """Let retrievers that are opened in a `with` block search indexes that are open elsewhere, where it has them."""
+    _elsewhere.append(elsewhere)
+    try:
+        yield
+    finally:
+        _elsewhere.remove(elsewhere)
 
 
 class Neighbors(NamedTuple):
@@ -36,7 +51,12 @@ class Retriever:
         self.distances = distances
         self.nested = distances == "index"  # whether the neighbours of a smaller k are the first of a larger one's
         self.max_k = len(store)  # the most neighbours that a search returns
-        self.index, self.info = open_index(store, index)
+        there = None
+        if store.forgotten is not None:  # which indexes elsewhere know nothing of
+            self.max_k -= store.forgotten.records
+        else:
+            there = next(filter(None, (find(store, index) for find in _elsewhere)), None)
+        self.index, self.info = there or open_index(store, index)
         self.bytes = self.info.bytes
         if nprobe is not None and self.index.nprobe is None:
             raise OptionError(f"index {index!r} ({self.index.spec.factory}) has no lists, so `nprobe` has no effect")
@@ -62,6 +82,11 @@ class Retriever:
     def settings(self) -> SearchSettings:
         """What a search depends on beside k: the index, how many lists are looked at, which distances are returned."""
         return SearchSettings(index=self.name, nprobe=self.index.nprobe, distances=self.distances)
+
+    @property
+    def searched(self) -> float:
+        """The share of the records that searches looked in so far: 1 unless parts of the index do not answer."""
+        return self.index.scan.searched if self.index.scan else 1.0
 
     def used_k(self, k: int | None = None) -> int:
         """Return how many neighbours a search for k returns: the paper's 1024 unless told, at most all there are."""

@@ -5,9 +5,10 @@ once and multiplied with all its queries, so that the work is bound by arithmeti
 arrays in list order, which can be mapped from disk.
 """
 
+import copy
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from nearlm.store import IndexData
 
 Found = tuple[Floats, Ints]  # squared distances and ids, [n, k]
 
-_QUERIES = 4096  # searched together
+QUERIES = 4096  # searched together
 _CANDIDATES = 1 << 25  # for which there is room at once, unless one query alone has more
 _BITS = {faiss.ScalarQuantizer.QT_8bit: 8, faiss.ScalarQuantizer.QT_4bit: 4}  # of a code that can be scanned
 
@@ -80,7 +81,7 @@ class Lists:
         old = ArrayFile(data.ids, np.dtype("int64"), (records,))  # as all were once
         return cls(
             offsets,
-            _open(data.ids, "int64" if old.sound else id_type(records), records),
+            _open(data.ids, "int64" if records and old.sound else id_type(records), records),
             _open(data.codes, codes[0], records, codes[1]),
             _open(data.bias, "float32", records),
         )
@@ -130,6 +131,8 @@ def write_lists(index: Any, data: IndexData) -> None:
 class ListScan:
     """Searches lists whose quantiser and codec are those of a FAISS index."""
 
+    searched = 1.0  # the share of the records that were there to be searched
+
     def __init__(self, index: Any, lists: Lists):
         self.quantizer = index.quantizer
         self.lists = lists
@@ -143,35 +146,56 @@ class ListScan:
         self.squares = np.square(means).sum(1)
         self._few = FewScan(self)
 
+    def without(self, records: npt.NDArray[np.bool_]) -> "ListScan":
+        """Return a scan that never finds some records: a norm that is no number is within no limit."""
+        other = copy.copy(self)
+        bias = np.array(self.lists.bias)
+        for rows in blocks(len(bias), 1 << 20):
+            bias[rows][records[self.lists.ids[rows]]] = np.nan
+        bias.flags.writeable = False  # as mapped files are: one type for the kernels
+        other.lists = replace(self.lists, bias=bias)
+        other._scratch = threading.local()
+        other._few = FewScan(other)
+        return other
+
     def search(self, queries: Floats, k: int, nprobe: int, *, ordered: bool = True) -> Found:
         """Return squared distances and ids, [n, k], padded with inf and -1, nearest first if `ordered`."""
+        nprobe = min(nprobe, len(self.lists.offsets) - 1)
+        if len(queries) <= FEW:
+            probed = np.full((len(queries), nprobe), -1, np.int64)  # room for lists, unless FAISS must find them
+            if self.means is None:
+                probed = self.probe(queries, nprobe)
+            return self.search_lists(queries, probed, k, ordered=ordered)
+        distances = np.full((len(queries), k), np.inf, np.float32)
+        ids = np.full((len(queries), k), -1, np.int64)
+        for part in blocks(len(queries), QUERIES):
+            self._search(queries[part], self.probe(queries[part], nprobe), ordered, distances[part], ids[part])
+        return distances, ids
+
+    def search_lists(self, queries: Floats, probed: Ints, k: int, *, ordered: bool = True) -> Found:
+        """Search the lists that are given for each of up to `QUERIES` queries, [n, nprobe]; -1 is none.
+
+        Neighbours that are not `ordered` come in the order of their lists, and of a list's records.
+        """
         distances = np.full((len(queries), k), np.inf, np.float32)
         ids = np.full((len(queries), k), -1, np.int64)
         if len(queries) <= FEW:
-            self._few.search(queries, self._lists_of(queries, nprobe), ordered, distances, ids)
-            return distances, ids
-        for part in blocks(len(queries), _QUERIES):
-            self._search(queries[part], nprobe, ordered, distances[part], ids[part])
+            self._few.search(queries, probed, ordered, distances, ids)
+        else:
+            self._search(queries, probed, ordered, distances, ids)
         return distances, ids
 
-    def _lists_of(self, queries: Floats, nprobe: int) -> Ints:
-        """Return the lists of a few queries if FAISS must find them, and else room for them."""
-        nprobe = min(nprobe, len(self.lists.offsets) - 1)
-        if self.means is None:
-            return self._probe(queries, nprobe)
-        return np.full((len(queries), nprobe), -1, np.int64)
-
     def _search(
-        self, queries: Floats, nprobe: int, ordered: bool, distances: Floats, ids: Ints, *, guess: bool = True
+        self, queries: Floats, probed: Ints, ordered: bool, distances: Floats, ids: Ints, *, guess: bool = True
     ) -> None:
         lists = self.lists
-        visits = Visits.plan(self._probe(queries, min(nprobe, len(lists.offsets) - 1)), lists.offsets)
+        visits = Visits.plan(probed, lists.offsets)
         if not visits.candidates:  # NaN queries probe no list
             return
         if len(queries) > 1 and visits.candidates > _CANDIDATES:
             half = len(queries) // 2
             for part in (slice(0, half), slice(half, None)):
-                self._search(queries[part], nprobe, ordered, distances[part], ids[part], guess=guess)
+                self._search(queries[part], probed[part], ordered, distances[part], ids[part], guess=guess)
             return
         weights = weigh(queries, self.centroids, self.scale, self.centre, visits)
         limits = np.full(len(queries), np.inf, np.float32)
@@ -184,11 +208,11 @@ class ListScan:
         if guess and missed.any():
             near = distances[missed]
             found = ids[missed]
-            self._search(queries[missed], nprobe, ordered, near, found, guess=False)
+            self._search(queries[missed], probed[missed], ordered, near, found, guess=False)
             distances[missed] = near
             ids[missed] = found
 
-    def _probe(self, queries: Floats, nprobe: int) -> Ints:
+    def probe(self, queries: Floats, nprobe: int) -> Ints:
         """Return the nearest lists of queries, [n, nprobe].
 
         FAISS is asked only if it has more than centroids: its threads and numba's get in each other's way.

@@ -80,8 +80,8 @@ class Style:
     def explained(self, tokens: list[Token]) -> list[Json]:
         """Explain tokens."""
         show = self.served.vocabulary.show
-        store = self.served.store
-        return [token.trace.to_json(token.id, store, show) for token in tokens if token.trace is not None]
+        stores = self.served.shown
+        return [token.trace.to_json(token.id, stores, show) for token in tokens if token.trace is not None]
 
     def _logprobs(self, tokens: list[Token], shift: int) -> Json:
         return {"content": [self._chat_logprob(token) for token in tokens]} if self.chat else self._lists(tokens, shift)

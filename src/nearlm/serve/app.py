@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
@@ -22,6 +22,7 @@ from nearlm.serve.page_files import add_page
 from nearlm.serve.requests import ChatRequest, CompletionRequest, ScoreRequest
 from nearlm.serve.tasks import PromptRead
 
+_TYPES = ("str", "int", "float", "bool")
 Number = Annotated[int, Query(ge=0, le=1 << 31)]
 
 
@@ -47,11 +48,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
-        param = ".".join(place)[:100] or None
-        message = f"{param}: {first['msg']}" if param else str(first["msg"])
-        return await refused(request, APIError(400, message[:500], param, "invalid_value"))
+        return await refused(request, _invalid(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> JSONResponse:
@@ -62,13 +59,28 @@ def _add_errors(app: FastAPI) -> None:
         return await refused(request, APIError(500, "the server failed; its log says why", code="internal_error"))
 
 
+def _invalid(errors: Sequence[Any]) -> APIError:
+    """Say what is wrong with the first wrong field; of a field of several types, what each of them expects."""
+    places = [_place(one["loc"]) for one in errors]
+    wrong = [one["msg"] for one, place in zip(errors, places, strict=True) if place == places[0]]
+    param = places[0][:100] or None
+    message = " or ".join(dict.fromkeys(map(str, wrong)))
+    return APIError(400, (f"{param}: {message}" if param else message)[:500], param, "invalid_value")
+
+
+def _place(location: Sequence[Any]) -> str:
+    """Return the path of a field in a body, without the names of types that pydantic adds."""
+    parts = (str(part) for part in location if part not in ("body", "query", "path"))
+    return ".".join(part for part in parts if part not in _TYPES and "[" not in part)
+
+
 def _add_openai(app: FastAPI, catalog: Catalog, counter: Counter) -> None:
     @app.get("/v1/models")
     async def models() -> Json:
         return {"object": "list", "data": [_model(name) for name in catalog.names]}
 
     @app.get("/v1/models/{name}")
-    async def model(name: str) -> Json:
+    def model(name: str) -> Json:
         catalog.choose(name)
         return _model(name)
 
@@ -94,8 +106,8 @@ def _add_memory(app: FastAPI, catalog: Catalog, counter: Counter) -> None:
         return JSONResponse(await _while_listening(request, _score(order, asked.text)))
 
     @app.get("/v1/nearlm/stores")
-    async def stores() -> Json:
-        return {"stores": [served.describe() for served in catalog.stores.values()]}
+    def stores() -> Json:
+        return {"stores": [served.describe() for served in catalog.stores.values()], "together": catalog.together}
 
     @app.get("/v1/nearlm/stores/{name}/documents")
     def documents(

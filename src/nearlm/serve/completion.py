@@ -58,6 +58,7 @@ class Counter:
                 alternatives=asked.logprobs,
                 neighbors=asked.nearlm.neighbors if asked.nearlm.explain else None,
                 score_prompt=scored,
+                drafter=chosen.served.drafter,
             )
             for prompt in prompts
         ]
@@ -83,6 +84,7 @@ class Counter:
             stop=asked.stops,
             alternatives=(asked.top_logprobs or 0) if asked.logprobs else None,
             neighbors=asked.nearlm.neighbors if asked.nearlm.explain else None,
+            drafter=chosen.served.drafter,
         )
         name = asked.model or chosen.served.name
         explain = asked.nearlm.explain

@@ -4,6 +4,7 @@ A model whose cache is not keys and values of attention (Mamba, hybrids), or tha
 is run row by row instead: slower, and never wrong.
 """
 
+import contextlib
 import copy
 import inspect
 from collections.abc import Sequence
@@ -16,10 +17,10 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from nearlm.base import ModelError
+from nearlm.base import Int32s, ModelError
 from nearlm.model.lm import LM
 from nearlm.model.passes import plain_turn
-from nearlm.model.tap import capture, find_head
+from nearlm.model.tap import capture
 from nearlm.serve.past import Past, Piece, pieces_of
 
 CHUNK = 256  # tokens of prompts that are read between two steps
@@ -69,7 +70,8 @@ class Decoder:
         self.lm = lm
         self._model: Any = lm.model
         self._parameters = inspect.signature(self._model.forward).parameters
-        self._behind = lm.tap.module is find_head(self._model)  # the model picks positions before its head
+        self.drafts = False  # whether passes over one token and over several take turns
+        self._packed: contextlib.ExitStack | None = None
 
     def read(self, reading: Reading, *, every: bool = False) -> Said:
         """Read the next chunk of prompts; return what is said after the last token of each, or after every token.
@@ -87,7 +89,8 @@ class Decoder:
         mask = (torch.arange(end)[None] >= begins[:, None]).long()
         positions = (columns[None] - begins[:, None]).clamp(min=0)
         padded = mask if begins.any() else None
-        said, reading.cache = self._forward(ids[:, reading.read : end], padded, positions, reading.cache, every)
+        wide = end - reading.read if every else 1
+        said, reading.cache = self._forward(ids[:, reading.read : end], padded, positions, reading.cache, wide)
         reading.read = end
         return said
 
@@ -113,43 +116,69 @@ class Decoder:
             return Alone([past.caches[row] for row in kept], [past.lengths[row] for row in kept])
         return past if list(kept) == list(range(len(past))) else Past([past.piece(row) for row in kept])
 
-    def step(self, past: Any, tokens: Sequence[int]) -> Said:
-        """Append one token to every row, and return what is said after it."""
-        ids = torch.tensor(tokens)[:, None]
+    def step(self, past: Any, tokens: Sequence[int], drafts: Sequence[Int32s] = ()) -> Said:
+        """Append one token to every row, and what is drafted after it; return what is said after each of them.
+
+        Rows get the same number of columns. `past.shrink` takes back those that turn out wrong, or stand after the end
+        of a shorter draft. Only rows that are run together can have drafts.
+        """
+        wide = 1 + max(map(len, drafts), default=0)
+        ids = torch.zeros(len(tokens), wide, dtype=torch.long)
+        ids[:, 0] = torch.tensor(tokens)
+        for row, draft in enumerate(drafts):
+            ids[row, 1 : 1 + len(draft)] = torch.from_numpy(draft)
         if isinstance(past, Alone):
             return self._step_alone(past, ids)
-        mask = past.mask
-        positions = torch.tensor(past.lengths)[:, None]
-        said, _ = self._forward(ids, None if mask.all() else mask, positions, past.cache, False)
-        past.grow()
+        mask = past.mask_with(wide)
+        positions = torch.tensor(past.lengths)[:, None] + torch.arange(wide)
+        said, _ = self._forward(ids, None if mask.all() else mask, positions, past.cache, wide)
+        past.grow(wide)
         return said
 
     def _step_alone(self, past: Alone, ids: Tensor) -> Said:
         parts = []
         for row in range(len(ids)):
             positions = torch.tensor([[past.lengths[row]]])
-            said, past.caches[row] = self._forward(ids[row : row + 1], None, positions, past.caches[row], False)
+            said, past.caches[row] = self._forward(ids[row : row + 1], None, positions, past.caches[row], 1)
             past.lengths[row] += 1
             parts.append(said)
         return Said(torch.cat([said.logits for said in parts]), torch.cat([said.keys for said in parts]))
 
-    def _forward(
-        self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: Any, every: bool
-    ) -> tuple[Said, Any]:
+    def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: Any, wide: int) -> tuple[Said, Any]:
+        """Run the model; return what it says after the last columns, and its cache."""
         device = self.lm.device
         given: dict[str, Any] = {"input_ids": ids.to(device), "use_cache": True, self._cache_name: cache}
         if mask is not None:
             given["attention_mask"] = mask.to(device)
         if "position_ids" in self._parameters:
             given["position_ids"] = positions.to(device)
-        if "logits_to_keep" in self._parameters and not every:
-            given["logits_to_keep"] = 1
+        if "logits_to_keep" in self._parameters and wide < ids.shape[1]:
+            given["logits_to_keep"] = wide
+        self._pack(ids.numel() > 1 or self.drafts or self.lm.packing.rounds)
         with torch.inference_mode(), plain_turn(self._model), capture(self.lm.tap, stop=False) as vectors:
             output = self._model(**given)
-        logits = output.logits if every else output.logits[:, -1:]
+        logits = output.logits[:, -wide:]
         keys = vectors[0].reshape(len(ids), -1, self.lm.dim)[:, -logits.shape[1] :]
         said = Said(logits.flatten(0, 1), keys.flatten(0, 1))
         return said, getattr(output, self._cache_name)
+
+    def _pack(self, wanted: bool) -> None:
+        """Use packed weights for passes over several tokens, plain ones for one token: each is the faster there.
+
+        They stay in use from pass to pass, since it takes milliseconds to change them.
+        """
+        if wanted == (self._packed is not None):
+            return
+        self.rest()
+        if wanted:
+            self._packed = contextlib.ExitStack()
+            self._packed.enter_context(self.lm.packed())
+
+    def rest(self) -> None:
+        """Leave the model to others; the thread that ran it must say so."""
+        if self._packed is not None:
+            self._packed.close()
+            self._packed = None
 
     @property
     def _cache_name(self) -> str:
@@ -174,6 +203,7 @@ class Decoder:
             return False
         finally:
             del self.__dict__["together"]
+            self.rest()
         expected = torch.cat(alone)
         scale = float(expected.abs().max())
         tolerance = 0.05 if expected.dtype in (torch.float16, torch.bfloat16) else 1e-3

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from nearlm.base import Ints
 from nearlm.serve.errors import APIError
 from nearlm.store import Datastore
@@ -34,16 +36,20 @@ class Documents:
 
     @cached_property
     def _bounds(self) -> Ints:
-        return self._store.document_bounds
+        """Where each document begins and ends in the store's text, [n, 2]."""
+        bounds = self._store.document_bounds
+        spans = np.stack([bounds[:-1], bounds[1:]], axis=1)
+        gone = self._store.forgotten
+        return spans if gone is None else np.delete(spans, gone.documents, axis=0)
 
     @cached_property
     def names(self) -> list[str]:
         """The names of all documents, in their order."""
-        return [self._store.document_of(int(start))[0] for start in self._bounds[:-1]]
+        return [self._store.document_of(int(start))[0] for start in self._bounds[:, 0]]
 
     def describe(self, number: int) -> dict[str, Any]:
         """Say what a document is called, how long it is, and which record is its first."""
-        begin, end = int(self._bounds[number]), int(self._bounds[number + 1])
+        begin, end = self._bounds[number].tolist()
         first = next((r for at in range(begin, min(end, begin + 8)) if (r := self._store.record_at(at)) >= 0), None)
         return {"number": number, "name": self.names[number], "tokens": end - begin, "first_record": first}
 
@@ -51,7 +57,7 @@ class Documents:
         """Return the beginning of a document's text."""
         if not 0 <= number < len(self.names):
             raise APIError(404, f"there is no document {number}; the store has {len(self.names)}", code="no_document")
-        begin, end = int(self._bounds[number]), int(self._bounds[number + 1])
+        begin, end = self._bounds[number].tolist()
         return self._decode(self._store.tokens[begin : min(end, begin + most)].tolist())[:most]
 
     def search(self, query: str) -> Hits:
@@ -76,7 +82,7 @@ class Documents:
         kept = self._texts.get(number)
         if kept is not None:
             return kept
-        begin, end = int(self._bounds[number]), int(self._bounds[number + 1])
+        begin, end = self._bounds[number].tolist()
         text = self._decode(self._store.tokens[begin:end].tolist()).casefold()
         with self._lock:
             if self._kept + len(text) <= _KEPT:

@@ -13,8 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from nearlm.mixing import Contexts
+from nearlm.base import Doubles, Int32s
+from nearlm.knnlm.attachment import Attachment
+from nearlm.knnlm.draft_length import Pace
+from nearlm.knnlm.pass_costs import pass_costs
+from nearlm.mixing import Contexts, Memory
 from nearlm.model.lm import LM
+from nearlm.model.passes import turn
 from nearlm.serve.decoder import CHUNK, Decoder, Reading, Said
 from nearlm.serve.errors import APIError
 from nearlm.serve.limits import Limits
@@ -24,6 +29,8 @@ from nearlm.serve.rows import Row, contexts_of
 from nearlm.serve.sampling import Alternatives, alternatives
 from nearlm.serve.tasks import Event, Failure, PromptRead, Task, Token, Wish
 
+_MOST_TOKENS = 64  # of a pass over drafts
+_NOTHING = Wish([], None, 0)
 _LOG = logging.getLogger("nearlm.serve")
 _CLOSING = (503, "the server is shutting down; try another one, or later", None, "shutting_down")
 _TOO_LATE = (503, "the request took longer than the server allows; ask for less, or later", None, "timeout")
@@ -48,12 +55,23 @@ class Engine:
         self._scored: list[Token] = []  # of the one that is being read
         self._rows: list[Row] = []
         self._past: Any = None
+        self._seconds: Doubles = np.ones(1)  # of passes over one token, two, three, …
+        self._pace = Pace(self._seconds)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
         """Find out how the model can be run, and begin."""
         _ = self._decoder.together
         self._thread.start()
+
+    def prepare_drafts(self, memory: Memory) -> None:
+        """Find out what passes with a memory take, so that rows are drafted for; those run one by one are not."""
+        if self._decoder.drafts or not self._decoder.together:
+            return
+        with turn(self.lm.model), self.lm.packed(), Attachment(self.lm, memory):
+            self._seconds = pass_costs(self.lm, memory, self._limits.max_batch).by_tokens(_MOST_TOKENS)
+        self._pace = Pace(self._seconds)
+        self._decoder.drafts = True
 
     def submit(self, wishes: Sequence[Wish], tell: Callable[[int, Event], None]) -> list[Task]:
         """Queue the wishes of one request, all or none; what comes of them is told with their number."""
@@ -101,6 +119,7 @@ class Engine:
         while True:
             with self._changed:
                 while not (self._waiting or self._read or self._rows):
+                    self._decoder.rest()
                     if self._closing:
                         return
                     self._changed.wait()
@@ -217,31 +236,62 @@ class Engine:
         """Append a token to every row."""
         if not self._rows:
             return
-        # a single row could have several drafted tokens verified here, by one forward pass
+        drafts = self._drafts()
         with self._metrics.step():
-            said = self._decoder.step(self._past, [row.last for row in self._rows])
-            self._advance(self._rows, said)
+            last = [row.last for row in self._rows]
+            said = self._decoder.step(self._past, last, drafts) if drafts else self._decoder.step(self._past, last)
+            written = self._advance(self._rows, said, drafts)
+        wide = 1 + max(map(len, drafts), default=0)
+        self._pace.count(wide, sum(written))
+        self._metrics.drafted_tokens(sum(map(len, drafts)), sum(written) - len(written))
+        if drafts:
+            self._past.shrink([wide - count for count in written])
         self._keep([place for place, row in enumerate(self._rows) if not row.finished])
 
-    def _advance(self, rows: list[Row], said: Said) -> None:
-        """Choose the next token of every row, and tell what there is to tell of it."""
+    def _drafts(self) -> list[Int32s]:
+        """Return what is drafted for each row, nothing if it does not pay."""
+        if not self._decoder.drafts:
+            return []
+        rows = self._rows
+        if self._pace.rows != len(rows):
+            self._pace = Pace(self._seconds, len(rows))
+        length = self._pace.best_length([row.rates for row in rows])
+        drafts = [row.draft(length) for row in rows]
+        return drafts if any(map(len, drafts)) else []
+
+    def _advance(self, rows: list[Row], said: Said, drafts: Sequence[Int32s] = ()) -> list[int]:
+        """Choose the next tokens of every row, and tell what there is to tell of them.
+
+        Return how many each row got.
+        """
         if not rows:
-            return
-        wishes = [row.task.wish for row in rows]
-        mixed = Mixed(said, [wish.memory for wish in wishes], contexts_of(rows))
-        chosen = np.array([row.choose(mixed.log_p[place]) for place, row in enumerate(rows)], np.int32)
-        for row, token in zip(rows, _tokens(mixed, chosen, wishes), strict=True):
+            return []
+        drafts = drafts or [row.draft(0) for row in rows]
+        wide = len(said.logits) // len(rows)
+        wishes = [row.task.wish for row in rows for _ in range(wide)]
+        mixed = Mixed(said, [wish.memory for wish in wishes], contexts_of(rows, drafts))
+        targets = np.full((len(rows), wide), -1, np.int32)
+        for place, row in enumerate(rows):
+            chosen = row.choose_along(mixed.log_p[place * wide :], drafts[place])
+            targets[place, : len(chosen)] = chosen
+        tokens = _tokens(mixed, targets.ravel(), wishes)
+        written = []
+        for place, row in enumerate(rows):
             if not row.written:
                 self._metrics.first_token(time.monotonic() - row.task.begun)
-            row.append(token)
-        self._metrics.new_tokens(len(rows))
+            written.append(row.write(tokens[place * wide : (place + 1) * wide], drafts[place]))
+            if self._decoder.drafts and not row.finished:
+                row.look_ahead(*mixed.near(place * wide + written[place] - 1))
+        self._metrics.new_tokens(sum(written))
+        return written
 
 
 def _tokens(mixed: Mixed, targets: Any, wishes: Sequence[Wish]) -> list[Token]:
-    """Say of one token per row what its request wants to know."""
+    """Say of one token per row what its request wants to know; -1 is none, of which nothing is said."""
+    wishes = [wish if token >= 0 else _NOTHING for wish, token in zip(wishes, targets.tolist(), strict=True)]
     most = max((wish.alternatives or 0 for wish in wishes), default=0)
     likeliest: list[Alternatives | None] = [*alternatives(mixed.log_p, most)] if most else [None] * len(wishes)
-    traces = mixed.traces(targets, [wish.neighbors for wish in wishes])
+    traces = mixed.traces(np.maximum(targets, 0), [wish.neighbors for wish in wishes])
     found = []
     for place, (wish, token) in enumerate(zip(wishes, targets.tolist(), strict=True)):
         logp = None if wish.alternatives is None else float(mixed.log_p[place, token])

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nearlm.base import Doubles, Int32s
-from nearlm.mixing import Contexts, Memory, Prediction
+from nearlm.mixing import Contexts, Memory, Prediction, kind_of, store_of
 from nearlm.store import Datastore
 
 AROUND = 12  # tokens of text before and after a neighbour's token
@@ -15,19 +15,33 @@ _NAMES = {"knn": "knn", "ngram": "infini-gram", "text": "text"}
 
 
 class Found(NamedTuple):
-    """A neighbour: its record, its squared distance, and its share of p_kNN."""
+    """A neighbour: its record, its squared distance, its share of p_kNN, and the number of its store."""
 
     record: int
     distance: float
     weight: float
+    store: int = 0
+
+
+class ShownStore(NamedTuple):
+    """A store whose texts are shown, and its name where there are several."""
+
+    store: Datastore
+    name: str = ""
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Its name as a field."""
+        return {"store": self.name} if self.name else {}
 
 
 class Suffix(NamedTuple):
-    """The longest suffix of a context in the store's text: its tokens, how often it occurs, and one place after it."""
+    """The longest suffix of a context in a store's text: its tokens, how often it occurs, and one place after it."""
 
     length: int
     times: int
     place: int
+    store: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,13 +56,17 @@ class Trace:
     weights: dict[str, float] | None = None
     suffix: Suffix | None = None
     neighbors: tuple[Found, ...] = ()
+    drafted: bool = False
 
-    def to_json(self, token: int, store: Datastore, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
-        """Return it with the texts behind it."""
+    def to_json(
+        self, token: int, stores: Sequence[ShownStore], decode: Callable[[Sequence[int]], str]
+    ) -> dict[str, Any]:
+        """Return it with the texts behind it; those of several stores are named."""
         suffix = None
         if self.suffix is not None:
-            document = store.document_of(self.suffix.place)[0]
-            suffix = {"length": self.suffix.length, "count": self.suffix.times, "document": document}
+            shown = stores[self.suffix.store]
+            document = shown.store.document_of(self.suffix.place)[0]
+            suffix = {"length": self.suffix.length, "count": self.suffix.times, "document": document, **shown.named}
         return {
             "token": decode([token]),
             "id": token,
@@ -57,14 +75,22 @@ class Trace:
             "p_memory": self.p_memory,
             "weight": self.weight,
             "searched": self.searched,
-            "drafted": False,
-            "weights": self.weights,
+            "drafted": self.drafted,
+            "weights": self.weights and {_source_name(name, stores): each for name, each in self.weights.items()},
             "suffix": suffix,
-            "neighbors": [_neighbor(found, token, store, decode) for found in self.neighbors],
+            "neighbors": [_neighbor(found, token, stores[found.store], decode) for found in self.neighbors],
         }
 
 
-def _neighbor(found: Found, token: int, store: Datastore, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
+def _source_name(source: str, stores: Sequence[ShownStore]) -> str:
+    """Return what a source of a mixture is called, with its store where there are several."""
+    kind = _NAMES.get(kind_of(source), source)
+    name = stores[store_of(source)].name
+    return f"{name}/{kind}" if name and kind_of(source) in ("knn", "ngram") else kind
+
+
+def _neighbor(found: Found, token: int, shown: ShownStore, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
+    store = shown.store
     position = int(store.origin[found.record])
     document, start = store.document_of(position)
     end = _document_end(store, position)
@@ -72,6 +98,7 @@ def _neighbor(found: Found, token: int, store: Datastore, decode: Callable[[Sequ
     return {
         "record": found.record,
         "document": document,
+        **shown.named,
         "before": decode(store.tokens[max(start, position - AROUND) : position].tolist()),
         "token": decode([value]),
         "after": decode(store.tokens[position + 1 : min(end, position + 1 + AROUND)].tolist()),
@@ -84,6 +111,8 @@ def _neighbor(found: Found, token: int, store: Datastore, decode: Callable[[Sequ
 def _document_end(store: Datastore, position: int) -> int:
     """Return where the document of a position ends, as far as that matters here."""
     last = min(position + AROUND, len(store.tokens) - 1)
+    if store.forgotten is not None and store.forgotten.holds(last):
+        return position + 1
     return last + 1 if store.document_of(last) == store.document_of(position) else position + 1
 
 
@@ -100,7 +129,7 @@ def trace_tokens(
         weights = None
         p_memory = float(np.exp(log_knn[row])) if searched else None
         if sources:
-            weights = {"lm": 1 - weight, **{_NAMES[name]: float(each[row]) for name, (each, _) in sources.items()}}
+            weights = {"lm": 1 - weight, **{name: float(each[row]) for name, (each, _) in sources.items()}}
             p_memory = sum(float(each[row] * given[row]) for each, given in sources.values()) / max(weight, 1e-12)
         suffix = _suffix(memory, contexts, row)
         near = _nearest(memory, prediction, row, most)
@@ -109,27 +138,12 @@ def trace_tokens(
 
 
 def _suffix(memory: Memory, contexts: Contexts | None, row: int) -> Suffix | None:
-    infinigram = memory.mixture.infinigram if memory.mixture is not None else None
-    if infinigram is None or contexts is None:
-        return None
-    found = infinigram.look_up(contexts.tokens, contexts.begins[row : row + 1], contexts.ends[row : row + 1])
-    if not found.length[0]:
-        return None
-    place = int(infinigram.order[found.begin[0]])
-    return Suffix(int(found.length[0]), int(found.end[0] - found.begin[0]), place)
+    found = memory.longest_suffix(contexts, row) if contexts is not None else None
+    return found and Suffix(found.length, found.times, found.place, found.store)
 
 
 def _nearest(memory: Memory, prediction: Prediction, row: int, most: int) -> tuple[Found, ...]:
-    near = prediction.near
-    if near is None or not prediction.retrieved[row] or not most:
+    if not most:
         return ()
-    at = int(prediction.retrieved[:row].sum())  # neighbours are those of the tokens that retrieved
-    distances = near.distances[at].astype(np.float64)
-    temperature = memory.mixture.knn_temperature if memory.mixture is not None else memory.knn_temperature
-    shares = np.exp((distances.min() - distances) / temperature)
-    if near.weights is not None:
-        shares = shares * near.weights[at]
-    shares = shares / max(shares.sum(), 1e-30)
-    closest = np.argsort(distances, kind="stable")[:most]
-    pairs = [(int(near.ids[at, i]), float(distances[i]), float(shares[i])) for i in closest]
-    return tuple(Found(*pair) for pair in pairs if pair[0] >= 0)
+    found = prediction.nearest(row, most, memory.temperatures)
+    return tuple(Found(one.record, one.distance, one.share, one.store) for one in found)

@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +18,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _OPEN = {"/", "/health", "/favicon.ico"}  # what needs no key: the page asks for one itself
 _BODY_SECONDS = 30.0
+MOST_REQUESTS = 256  # at a time, whatever they ask for
 _HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
 
 
@@ -31,13 +32,20 @@ class Guard:
     key: str | None = None
     any_host: bool = False
     """Whether names other than the loopback's are right: behind a key, a name proves nothing anyway."""
+    _open: set[int] = field(default_factory=set)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        sender = _Sender(send, self.metrics, scope)
+        self._open.add(id(scope))
+        try:
+            await self._handle(scope, receive, _Sender(send, self.metrics, scope))
+        finally:
+            self._open.discard(id(scope))
+
+    async def _handle(self, scope: Scope, receive: Receive, sender: "_Sender") -> None:
         try:
             self._check(scope)
             body = await self._body(scope, receive)
@@ -47,6 +55,8 @@ class Guard:
         await self.app(scope, _replay(body, receive), sender.send)
 
     def _check(self, scope: Scope) -> None:
+        if len(self._open) > MOST_REQUESTS:
+            raise APIError(503, f"{MOST_REQUESTS} requests are open already; try again later", code="too_many_requests")
         headers = {name.lower(): value for name, value in scope["headers"]}
         host = _host(headers.get(b"host", b""))
         if not self.any_host and host not in LOOPBACK:

@@ -40,6 +40,11 @@ class Metrics:
         """Count tokens that were written."""
         self._tokens.labels("completion").inc(count)
 
+    def drafted_tokens(self, tried: int, accepted: int) -> None:
+        """Count tokens that were drafted, and those of them that were written."""
+        self._tokens.labels("drafted").inc(tried)
+        self._tokens.labels("accepted").inc(accepted)
+
     def first_token(self, seconds: float) -> None:
         """Note how long somebody has waited for the first token."""
         self._first.observe(seconds)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,6 +61,17 @@ class Mixed:
             self.log_p = self.log_p.clone() if self.log_p is self.log_lm else self.log_p
             self.log_p[rows] = mixed
         return _Group(memory, rows, here, prediction)
+
+    def near(self, place: int) -> tuple[Any, ...]:
+        """Return the neighbours of a context, if it was searched for, their row, and those in other stores."""
+        group = next((group for group in self._groups if place in group.rows), None)
+        if group is None:
+            return None, 0
+        at = group.rows.index(place)
+        if not group.prediction.retrieved[at]:
+            return None, 0
+        prediction = group.prediction
+        return prediction.near, int(prediction.retrieved[:at].sum()), *prediction.others
 
     def traces(self, targets: Int32s, neighbors: Sequence[int | None]) -> list[Trace | None]:
         """Explain one target per row, with its number of neighbours; None for rows of which nobody asks."""

@@ -23,7 +23,7 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
         """Take over buffers of which some columns are used."""
         self.dtype, self.device = keys.dtype, keys.device
         self._room = (keys, values)
-        self._show(used)
+        self.show(used)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -38,10 +38,16 @@ class _Layer(DynamicLayer):  # type: ignore[misc]
                 buffer[:, :, :used] = before[:, :, :used]
         self._room[0][:, :, used:end] = key_states
         self._room[1][:, :, used:end] = value_states
-        self._show(end)
+        self.show(end)
         return self.keys, self.values
 
-    def _show(self, used: int) -> None:
+    def move(self, row: int, begin: int, end: int, to: int) -> None:
+        """Move columns of a row to the right, in place."""
+        for buffer in self._room:
+            buffer[row, :, to : to + end - begin] = buffer[row, :, begin:end].clone()
+
+    def show(self, used: int) -> None:
+        """Let so many columns be seen."""
         self.keys = self._room[0][:, :, :used]
         self.values = self._room[1][:, :, :used]
 
@@ -75,13 +81,28 @@ class Past:
     @property
     def mask(self) -> Tensor:
         """Which columns each row sees when one more is appended, [rows, width + 1]."""
-        begins = self.width - torch.tensor(self.lengths)
-        return (torch.arange(self.width + 1)[None] >= begins[:, None]).long()
+        return self.mask_with(1)
 
-    def grow(self) -> None:
-        """Note that a forward pass has appended one column."""
-        self.lengths = [length + 1 for length in self.lengths]
-        self.width += 1
+    def mask_with(self, columns: int) -> Tensor:
+        """Tell which columns each row sees when so many are appended, [rows, width + columns]."""
+        begins = self.width - torch.tensor(self.lengths)
+        return (torch.arange(self.width + columns)[None] >= begins[:, None]).long()
+
+    def grow(self, columns: int = 1) -> None:
+        """Note that a forward pass has appended columns."""
+        self.lengths = [length + columns for length in self.lengths]
+        self.width += columns
+
+    def shrink(self, columns: Sequence[int]) -> None:
+        """Take the last columns of each row back; rows that lose more than others are moved, to end with them."""
+        begins = [self.width - length for length in self.lengths]
+        self.lengths = [length - lost for length, lost in zip(self.lengths, columns, strict=True)]
+        self.width -= min(columns)
+        for layer in self.cache.layers:
+            for row, (begin, length) in enumerate(zip(begins, self.lengths, strict=True)):
+                if begin + length < self.width:
+                    layer.move(row, begin, begin + length, self.width - length)
+            layer.show(self.width)
 
     def piece(self, row: int) -> Piece:
         """Return the cache of one row."""

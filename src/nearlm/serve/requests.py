@@ -48,6 +48,14 @@ class _Asked(BaseModel):
     model: str | None = Field(default=None, max_length=500)
     nearlm: Extension = Extension()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, given: Any) -> Any:
+        """Take null for what is not given, as OpenAI's API does."""
+        if isinstance(given, dict):
+            return {name: value for name, value in given.items() if value is not None}
+        return given
+
 
 class StreamOptions(BaseModel):
     """What a stream tells beside the text."""
@@ -62,7 +70,7 @@ class _Generated(_Asked):
     stop: Stop | Annotated[list[Stop], Field(max_length=_MOST_STOPS)] | None = None
     seed: int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
     temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_p: float | None = Field(default=None, ge=0, le=1)
     max_tokens: int | None = Field(default=None, ge=0)
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -1,12 +1,15 @@
 """A row: one continuation of a prompt on its way, from token to token."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from nearlm.base import Int32s
+from nearlm.base import Doubles, Int32s
+from nearlm.knnlm.draft_votes import Chain, no_chain
 from nearlm.mixing import Contexts
+from nearlm.search import Neighbors
 from nearlm.serve.sampling import choose
 from nearlm.serve.tasks import Delta, Task, Token
 from nearlm.serve.writer import Writer
@@ -28,6 +31,7 @@ class Row:
         self._tokens[: len(wish.prompt)] = wish.prompt
         self._length = len(wish.prompt)
         self._pending: list[Token] = []
+        self._chain: Chain = no_chain()
 
     @property
     def history(self) -> Int32s:
@@ -42,6 +46,46 @@ class Row:
     def choose(self, log_p: Any) -> int:
         """Choose the next token."""
         return choose(log_p, self.task.wish.sampling, self._generator)
+
+    def look_ahead(self, near: Neighbors | None, place: int, *others: Neighbors | None) -> None:
+        """Find what probably comes next; neighbours, here and in other stores, were found before the last token."""
+        drafter = self.task.wish.drafter
+        if drafter is not None:
+            self._chain = drafter.chain(self.history, near, place, *others)
+
+    @property
+    def rates(self) -> Doubles:
+        """How likely each token that probably comes next is accepted if those before it are."""
+        drafter = self.task.wish.drafter
+        return np.empty(0) if drafter is None else drafter.acceptance.rates(self._chain)
+
+    def draft(self, length: int) -> Int32s:
+        """Return so many tokens that probably come next, if there is room for them and one more."""
+        room = self.task.wish.max_new_tokens - self.written - 1
+        return self._chain.tokens[: min(length, room)]
+
+    def choose_along(self, log_p: Any, draft: Int32s) -> Int32s:
+        """Choose a token after each of those that were read, as long as these are what was chosen before."""
+        chosen: list[int] = []
+        for place in range(len(draft) + 1):
+            chosen.append(self.choose(log_p[place]))
+            if place == len(draft) or chosen[place] != draft[place]:
+                break
+        tokens = np.array(chosen, np.int32)
+        if self.task.wish.drafter is not None:
+            self.task.wish.drafter.acceptance.learn(self._chain, tokens)
+        return tokens
+
+    def write(self, tokens: Sequence[Token], draft: Int32s) -> int:
+        """Add tokens up to the first that is not what was drafted, or ends the text; return how many."""
+        for place, token in enumerate(tokens):
+            drafted = place < len(draft) and token.id == draft[place]
+            if drafted and token.trace is not None:
+                token = replace(token, trace=replace(token.trace, drafted=True))
+            self.append(token)
+            if self.finished or not drafted:
+                return place + 1
+        raise AssertionError("a token is chosen after the last drafted one")
 
     def append(self, token: Token) -> None:
         """Add a token, and tell the request what is certain now."""
@@ -79,9 +123,16 @@ class Row:
         return out
 
 
-def contexts_of(rows: list[Row]) -> Contexts:
-    """Return what each row has read, as a memory takes it."""
-    histories = [row.history for row in rows]
-    ends = np.cumsum([len(history) for history in histories], dtype=np.int64)
-    begins = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
-    return Contexts(np.concatenate(histories), begins, ends)
+def contexts_of(rows: list[Row], drafts: Sequence[Int32s] = ()) -> Contexts:
+    """Return what each row has read, and has read after each drafted token, as a memory takes it.
+
+    There are as many of each row as of the one with the longest draft; what stands after a draft's end is its last.
+    """
+    drafts = drafts or [row.draft(0) for row in rows]
+    wide = 1 + max(map(len, drafts))
+    read = np.array([len(row.history) for row in rows], np.int64)
+    drafted = np.array([len(draft) for draft in drafts], np.int64)
+    begins = np.cumsum(read + drafted) - read - drafted
+    ends = (begins + read)[:, None] + np.minimum(np.arange(wide), drafted[:, None])
+    tokens = np.concatenate([part for row, draft in zip(rows, drafts, strict=True) for part in (row.history, draft)])
+    return Contexts(tokens, np.repeat(begins, wide), ends.ravel())

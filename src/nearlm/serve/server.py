@@ -44,6 +44,7 @@ def serve(
     key: str | None = None,
     limits: Limits = LIMITS,
     *,
+    draft: bool = True,
     reporter: Reporter = QUIET,
     **loading: Any,
 ) -> None:
@@ -55,13 +56,14 @@ def serve(
         port: Where to listen, 0 for any that is free.
         key: What clients must send as `Authorization: Bearer KEY`.
         limits: What requests may ask for.
+        draft: Let the stores' texts and what was read draft tokens, for fewer passes of the model.
         reporter: Whom to tell where it listens.
         loading: How models are loaded (`device`, `dtype`, `trust_remote_code`).
     """
     check_host(host, key)
     bound = listen(host, port)
     metrics = Metrics()
-    catalog = Catalog.open(stores, limits, metrics, **loading)
+    catalog = Catalog.open(stores, limits, metrics, draft=draft, **loading)
     server = make_server(catalog, limits, metrics, key, any_host=not is_loopback(host))
     for engine in catalog.engines:
         engine.start()

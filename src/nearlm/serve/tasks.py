@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from nearlm.knnlm.drafting import Drafter
 from nearlm.mixing import Memory
 from nearlm.serve.errors import APIError
 from nearlm.serve.explanation import Trace
@@ -26,6 +27,8 @@ class Wish:
     """How many neighbours are told for each token, None: nothing of the memory."""
     score_prompt: bool = False
     """Whether the prompt's own tokens are told too."""
+    drafter: Drafter | None = None
+    """What drafts tokens, if anything does."""
 
 
 @dataclass(frozen=True)

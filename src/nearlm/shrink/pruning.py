@@ -15,6 +15,7 @@ from nearlm.store import (
     DEFAULT,
     SHARD_RECORDS,
     AnyStore,
+    CodedKeys,
     Datastore,
     Derivation,
     Made,
@@ -70,7 +71,7 @@ def prune_store(
         return ready_index(parent, index, reporter) if searches else {}
 
     def work(derivation: Derivation) -> Made:
-        width = parent.dim * parent.keys.dtype.itemsize + 16
+        width = parent.dim * np.dtype(parent.manifest.key_dtype).itemsize + 16
         disk = (options.keep or 1.0) * len(parent) * width + 4 * parent.manifest.tokens
         ram = 32 * len(parent) + 8 * BLOCK * width + 2e8
         ram += index_ram(parent, index) if searches else 0.0
@@ -96,7 +97,7 @@ def _write(work: Derivation, selection: Selection) -> Made:
     listed[assign.path.name] = FileInfo.of(assign.path)
     shards = [min(SHARD_RECORDS, kept - first) for first in range(0, kept, SHARD_RECORDS)]
     columns = [
-        work.layout.shard(number, records, parent.dim, str(parent.keys.dtype), weighted)
+        work.layout.shard(number, records, parent.dim, parent.manifest.key_dtype, weighted)
         for number, records in enumerate(shards)
     ]
 
@@ -113,12 +114,14 @@ def _write(work: Derivation, selection: Selection) -> Made:
 
 
 def _keys(parent: Datastore, selection: Selection, rows: slice) -> Array:
-    keys = parent.keys.take(selection.kept[rows])
+    keys = parent.keys.codes if isinstance(parent.keys, CodedKeys) else parent.keys  # kept ones to the bit
+    kept = keys.take(selection.kept[rows])
     if selection.centroids is not None:
         file, own = selection.centroids
         clustered = own[rows] >= 0
-        keys[clustered] = file.open()[own[rows][clustered]]
-    return keys
+        means = file.open()[own[rows][clustered]]
+        kept[clustered] = means if parent.codec is None else parent.codec.encode(means)
+    return kept
 
 
 def _assign(parent: Datastore, selection: Selection) -> Int32s:

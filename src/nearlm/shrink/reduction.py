@@ -9,13 +9,14 @@ import faiss
 import numpy as np
 
 from nearlm.base import QUIET, FileInfo, OptionError, Reporter, StoreError, check_at_least
-from nearlm.base.arrays import Array, Doubles, Floats
+from nearlm.base.arrays import Array, ArrayFile, Doubles, Floats
 from nearlm.search import linear_transform, matrix
 from nearlm.store import (
     BLOCK,
     AnyStore,
     Datastore,
     Derivation,
+    KeyCodec,
     Made,
     Step,
     derive,
@@ -119,25 +120,39 @@ def combine(first: Any, then: Any) -> Any:
 
 def _reduce(work: Derivation, dim: int, sample: int) -> Made:
     parent = work.parent
-    width = parent.keys.dtype.itemsize
+    width = np.dtype(parent.manifest.key_dtype).itemsize
     ram = 3 * BLOCK * 4 * (parent.dim + dim) + 5 * 8 * parent.dim**2
     work.announce(len(parent) * dim * width, ram + 2e8)
     pca, kept = _train(work, dim, sample)
     transform = work.layout.transform
-    listed = work.take_over(lambda name: name != transform.name and not is_key_file(name))
+    scales = work.layout.scales(dim)
+    changed = (transform.name, scales.path.name)
+    listed = work.take_over(lambda name: name not in changed and not is_key_file(name))
     write_linear(combine(parent.transform, pca), transform)
     listed[transform.name] = FileInfo.of(transform)
+    codec = _fit_codec(parent, pca, scales) if parent.manifest.coded else None
+    if codec is not None:
+        listed[scales.path.name] = FileInfo.of(scales.path)
     shards = [len(shard) for shard in parent.keys.shards]
+    numbers = parent.manifest.shard_numbers
     columns = [
-        {"keys": work.layout.shard(number, records, dim, str(parent.keys.dtype))["keys"]}
-        for number, records in enumerate(shards)
+        {"keys": work.layout.shard(number, records, dim, parent.manifest.key_dtype)["keys"]}
+        for number, records in zip(numbers, shards, strict=True)
     ]
 
     def compute(rows: slice) -> Iterator[tuple[str, Array]]:
-        yield "keys", _fitting(pca.apply(parent.keys[rows].astype(np.float32)), parent.keys.dtype)
+        keys = pca.apply(parent.keys[rows].astype(np.float32))
+        yield "keys", _fitting(keys, parent.keys.dtype) if codec is None else codec.encode(keys)
 
     listed |= work.fill("reducing", columns, compute)
-    return Made(shards, listed, {"dim": dim, "query_dim": parent.query_dim}, {"variance_kept": kept})
+    return Made(shards, listed, {"dim": dim, "query_dim": parent.query_dim}, {"variance_kept": kept}, numbers)
+
+
+def _fit_codec(parent: Datastore, pca: Any, scales: ArrayFile) -> KeyCodec:
+    """Fit the scales of narrower 8-bit keys to a sample, and keep them."""
+    some = np.linspace(0, len(parent) - 1, min(len(parent), BLOCK)).astype(np.int64)
+    KeyCodec.fit(pca.apply(parent.keys.take(some))).write(scales)
+    return KeyCodec.read(scales)
 
 
 def _train(work: Derivation, dim: int, sample: int) -> tuple[Any, float]:

@@ -1,7 +1,7 @@
 """An LM over a corpus → a datastore, in a job that resumes where it stopped."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,33 +10,30 @@ import torch
 
 from nearlm.base import (
     QUIET,
-    FileInfo,
     Ints,
     Json,
     OptionError,
     Reporter,
     StoreError,
     TextError,
-    check_that,
     files,
-    from_json,
     store_folder,
 )
 from nearlm.model import FFN, ModelSpec
 from nearlm.model.lm import LM
 from nearlm.store.datastore import Datastore
+from nearlm.store.growth import Shards, add_segment, add_shards
 from nearlm.store.layout import Layout
-from nearlm.store.manifest import FORMAT, WITHOUT_KEYS, Manifest, SegmentInfo, ShardInfo, TokenizerInfo
+from nearlm.store.manifest import Manifest, SegmentInfo, TokenizerInfo, format_of, next_number, stamped
 from nearlm.store.model_files import describe_model, save_model
 from nearlm.store.plan import BuildOptions, BuildPlan, difference
-from nearlm.store.shards import Run, estimate_time, plan_writers
+from nearlm.store.shards import Fill, Run, estimate_time, fill_here, plan_writers, ready_codec, threads_of
+from nearlm.store.tombstones import forgotten_segments
 from nearlm.store.writing import announce_needs, begin_or_resume, finish, throw_away, writing
 from nearlm.text import (
     Framing,
-    Segment,
     Texts,
     TextSource,
-    TokenStream,
     Windows,
     check_not_empty,
     check_predictable,
@@ -47,8 +44,7 @@ from nearlm.text import (
     tokenise,
 )
 
-_MOST_THREADS = 1 << 12
-Shards = list[tuple[int, dict[str, FileInfo]]]  # each one's records and files
+Prepare = Callable[[Datastore], None]
 
 
 def build(
@@ -59,6 +55,9 @@ def build(
     *,
     append: bool = False,
     restart: bool = False,
+    prepare: "Prepare | None" = None,
+    threads: int | None = None,
+    fill: Fill = fill_here,
     reporter: Reporter = QUIET,
 ) -> Datastore:
     """Run a model over a text and keep a (context vector, next token) record for every token.
@@ -72,10 +71,10 @@ def build(
             `keys="none"` gets its keys by the same call without that, and can be used meanwhile.
         append: Add the text to a finished store.
         restart: Throw an unfinished build away first. Without it, the same call resumes where it stopped.
+        prepare: What is called with the store as it will be, before it becomes so for others.
+        threads: Threads that compute; keys may differ in a last bit with another number. By default torch's own.
+        fill: Who computes the shards: this process, or others, as `nearlm.cluster` has it.
         reporter: Whom to tell of the progress.
-
-    Returns:
-        The store, open.
 
     Example:
         >>> store = nearlm.build("smollm2-135m", "docs/", "excerpt", nearlm.BuildOptions(window=128))
@@ -83,7 +82,7 @@ def build(
         True
     """
     folder = store_folder(out)
-    builder = _Builder(folder, TextSource.of(text), options, append, reporter)
+    builder = _Builder(folder, TextSource.of(text), options, append, threads, fill, reporter, prepare)
     with writing(folder, builder.job):
         return builder.run(model, restart)
 
@@ -91,7 +90,17 @@ def build(
 class _Builder:
     """One build or append: its folder, what goes in, and how."""
 
-    def __init__(self, folder: Path, source: TextSource, options: BuildOptions, append: bool, reporter: Reporter):
+    def __init__(
+        self,
+        folder: Path,
+        source: TextSource,
+        options: BuildOptions,
+        append: bool,
+        threads: int | None,
+        fill: Fill,
+        reporter: Reporter,
+        prepare: Prepare | None = None,
+    ):
         self.folder = folder
         self.layout = Layout(folder)
         self.job = self.layout.build_job
@@ -99,14 +108,17 @@ class _Builder:
         self.corpus = source.open()
         self.options = options
         self.append = append
+        self.threads = threads
+        self.fill = fill
         self.reporter = reporter
+        self.prepare = prepare
 
     def run(self, model: str | ModelSpec | LM | None, restart: bool) -> Datastore:
         """Build, append, resume, or find that all is done."""
         self.store = Datastore.open(self.folder) if self.layout.is_store else None
         self.old = self.store.manifest if self.store else None
         self._check_state(restart)
-        with self._threads():
+        with threads_of(self.job, self.threads):
             self.lm = self._load(model)
             self.plan = self._make_plan()
             if self.store is not None and self._is_finished(self.store):
@@ -137,19 +149,6 @@ class _Builder:
         """List what an unfinished build or append has left."""
         kept = {name.split("/")[0] for name in self.old.files} if self.old else set()
         return [path for path in self.layout.of_a_build() if path.name not in kept]
-
-    @contextlib.contextmanager
-    def _threads(self) -> Iterator[None]:
-        """Compute with as many threads as the unfinished build did, so that every byte comes out the same."""
-        before = torch.get_num_threads()
-        if self.job.started:
-            threads = from_json(int, self.job.plan().get("threads"), self.job.folder)
-            check_that(0 < threads <= _MOST_THREADS, self.job.folder, "a number of threads")
-            torch.set_num_threads(threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
 
     def _load(self, model: str | ModelSpec | LM | None) -> LM:
         tap = self.options.key_tap or (self.old.key_tap if self.old else FFN)
@@ -192,15 +191,17 @@ class _Builder:
             dtype=self.lm.dtype,
             torch=str(torch.__version__),
             threads=torch.get_num_threads(),
-            append_to=self.store.checksum if self.store else None,
+            append_to=self.store.held if self.store else None,
         )
 
     def _is_finished(self, store: Datastore) -> bool:
         """Tell whether this very command has been carried out, also if it was killed right after."""
-        just_done = self.job.started and self.job.plan().get("append_to") != store.checksum
+        just_done = self.job.started and self.job.plan().get("append_to") != store.held
         if just_done or not self.job.started:
             self.job.close()
-        same = [segment for segment in store.manifest.segments if segment.plan == self.plan.identity]
+        gone = forgotten_segments(store) if self.append else set()
+        segments = (segment for number, segment in enumerate(store.manifest.segments) if number not in gone)
+        same = [segment for segment in segments if segment.plan == self.plan.identity]
         if self.append and (self.job.started or not same):
             return False
         if self.corpus.repeatable:
@@ -227,7 +228,7 @@ class _Builder:
         return None
 
     def _work(self) -> Datastore:
-        segment = self.layout.segment(len(self.old.segments) if self.old else 0)
+        segment = self.layout.segment(next_number(self.old.segment_numbers) if self.old else 0)
         framing = Framing(tuple(self.plan.bos), tuple(self.plan.separator))
         with self._nothing_left(unless=finished_stream(self.job) is not None):
             stream = tokenise(
@@ -244,17 +245,19 @@ class _Builder:
         if self.plan.options.wants_keys:
             run = Run(tokens.open(), windows, self.old.tokens if self.old else 0)
             shards = self._extract([run], stream.documents)
-        return self._finish(self._grow(self.old or self._empty_manifest(), segment, stream), shards)
+        texts = self.corpus.labels
+        grown = add_segment(self.old or self._empty_manifest(), self.layout, stream, texts, self.plan.identity)
+        return self._finish(grown, shards)
 
     def _add_keys(self, store: Datastore) -> Datastore:
         """Make the records of a store of text alone, which stays as it is until all are there."""
+        store.refuse_forgotten("which would get keys")
         bounds = store.document_bounds
         runs = []
         for base, tokens in store.tokens.parts():
             inside = bounds[np.searchsorted(bounds, base) : np.searchsorted(bounds, base + len(tokens)) + 1]
             runs.append(Run(tokens, self._windows(inside - base), base))
-        shards = self._extract(runs, store.manifest.documents)
-        return self._finish(replace(store.manifest, format=FORMAT), shards)
+        return self._finish(store.manifest, self._extract(runs, store.manifest.documents))
 
     def _windows(self, bounds: Ints) -> Windows:
         options = self.plan.options
@@ -286,50 +289,33 @@ class _Builder:
             f"{self.lm.dim} {options.key_dtype} (tap: {self.lm.tap.path})"
         )
         made = [path for path in self.folder.glob("*.npy") if path.name not in old]
-        remedy = "free some, or lower `max_tokens`"
-        announce_needs(made, disk, weights + work + 3e8, self.reporter, self.folder, remedy)
+        announce_needs(made, disk, weights + work + 3e8, self.reporter, self.folder, "free some or lower `max_tokens`")
 
     def _extract(self, runs: list[Run], documents: int) -> Shards:
-        """Run the LM over all windows and return each shard's records and files."""
+        """Run the LM over all windows and return each shard's files and what it holds."""
         self._announce(runs, documents)
-        first = len(self.old.shards) if self.old else 0
-        writers = plan_writers(self.layout, first, self.lm, runs, self.plan.options)
+        first = next_number(self.old.shard_numbers) if self.old else 0
+        codec = ready_codec(self.layout, self.lm, runs[0], self.plan.options)
+        writers = plan_writers(self.layout, first, self.lm, runs, self.plan.options, codec)
         total = sum(int(run.windows.inputs.sum()) for run in runs)
         ahead = sum(writer.count_done(self.job) for writer in writers)
         with self.reporter.bar("building", total, "tokens", ahead) as advance:
             tick = estimate_time(self.reporter, advance, total - ahead)
-            return [(writer.windows.records, writer.fill(self.job, tick)) for writer in writers]
-
-    def _grow(self, manifest: Manifest, segment: Segment, stream: TokenStream) -> Manifest:
-        """Add a token stream to what a store holds."""
-        counts = (stream.read, stream.tokens, stream.documents)
-        added = SegmentInfo(self.corpus.labels, stream.sha256, *counts, self.plan.identity)
-        return replace(
-            manifest,
-            tokens=manifest.tokens + stream.tokens,
-            documents=manifest.documents + stream.documents,
-            segments=[*manifest.segments, added],
-            files={**manifest.files, **FileInfo.by_name(segment.files)},
-        )
+            made = self.fill(writers, self.job, tick)
+        return [(files, writer.info) for files, writer in zip(made, writers, strict=True)]
 
     def _finish(self, manifest: Manifest, shards: Shards) -> Datastore:
         """Add shards to what a store holds, and make it the store."""
-        listed = dict(manifest.files)
-        for _, made in shards:
-            listed |= made
-        whole = replace(
-            manifest,
-            records=manifest.records + sum(records for records, _ in shards),
-            shards=[*manifest.shards, *(ShardInfo(records) for records, _ in shards)],
-            files=listed,
-        )
+        whole = stamped(add_shards(manifest, shards))
+        if self.prepare is not None:
+            self.prepare(Datastore(self.folder, whole))
         return finish(self.folder, whole, self.job, self.reporter)
 
     def _empty_manifest(self) -> Manifest:
         options = self.plan.options
         assert options.key_dtype and options.window and options.stride and options.separator is not None
         return Manifest(
-            format=FORMAT if options.wants_keys else WITHOUT_KEYS,
+            format=format_of(options.key_dtype, with_keys=options.wants_keys),
             model=describe_model(self.lm, self.fingerprint, self.folder),
             tokenizer=TokenizerInfo(self.tokenizer_fingerprint),
             key_tap=self.lm.tap.path,

@@ -48,7 +48,7 @@ def check_records(store: "Datastore") -> None:
 
 def check_segment(store: "Datastore", number: int, docs: Array, sources: list[Any]) -> None:
     """Refuse tokens that no vocabulary has, and documents outside the token stream or without a source."""
-    segment = store.layout.segment(number)
+    segment = store.layout.segment(store.manifest.segment_numbers[number])
     tokens = store.tokens.shards[number]
     check_tokens(tokens, segment.tokens)
     check_places(docs[:, 0], segment.docs, len(tokens), "where documents begin")
@@ -57,5 +57,6 @@ def check_segment(store: "Datastore", number: int, docs: Array, sources: list[An
 
 
 def _files(store: "Datastore", column: str) -> Iterator[tuple[Path, Array]]:
-    for number, part in enumerate(getattr(store, column).shards):
+    numbers = store.manifest.shard_numbers or [0]  # a store without keys has an empty column
+    for number, part in zip(numbers, getattr(store, column).shards, strict=True):
         yield store.path / f"{column}-{number:05d}.npy", part

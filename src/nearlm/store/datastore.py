@@ -1,8 +1,6 @@
 """The datastore: opening it memory-mapped, verifying it, and tracing a record to its text."""
 
 import functools
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,27 +14,19 @@ from nearlm.store.contents import check_records, check_segment
 from nearlm.store.faiss_files import read_linear
 from nearlm.store.identity import check_identity
 from nearlm.store.inventory import is_slim
+from nearlm.store.key_codes import CodedKeys, KeyCodec
 from nearlm.store.layout import Layout, is_key_file
 from nearlm.store.manifest import Manifest, StoreState, extends, read_manifest, state_of
 from nearlm.store.settings import SearchSettings, read_defaults
 from nearlm.store.summary import summarise
+from nearlm.store.tombstones import Tombstones
+from nearlm.store.tracing import Context, describe_record, find_context, find_positions, load_tokenizer
 from nearlm.text import Framing, Reading
 
 if TYPE_CHECKING:
     from nearlm.model import ModelSpec
 
-_SHOWN = 100  # positions of a merged record
 _REMEDY = "restore it, or build the store again"
-
-
-@dataclass(frozen=True)
-class Context:
-    """Where a record comes from: its document, the target's position there, the text before it, and the target."""
-
-    document: str
-    position: int
-    text: str
-    target: str
 
 
 class Datastore:
@@ -47,10 +37,11 @@ class Datastore:
         self.manifest = manifest
         self.layout = Layout(path)
         self.checksum = manifest.checksum  # it tells this state of the store from every other
+        self.held = manifest.held  # and this what is on disk
         self.dim = manifest.dim  # the width of a stored key
         self.query_dim = manifest.query_dim or manifest.dim  # that of the LM's, of a query before `project`
         self.weighted = manifest.weighted  # whether records stand for more than themselves
-        self.slim = is_slim(self.layout, manifest.checksum)  # whether it was pushed without its keys
+        self.slim = is_slim(self.layout, manifest.held)  # whether it was pushed without its keys
         self.files = {name: file for name, file in manifest.files.items() if not (self.slim and is_key_file(name))}
         self.bytes = sum(file.bytes for file in self.files.values())
         self._sources = functools.lru_cache(maxsize=8)(self._read_sources)
@@ -61,31 +52,33 @@ class Datastore:
         manifest = self.manifest
         shards = [
             self.layout.shard(number, shard.records, self.dim, manifest.key_dtype, self.weighted)
-            for number, shard in enumerate(manifest.shards)
+            for number, shard in zip(manifest.shard_numbers, manifest.shards, strict=True)
         ]
         segments = [
             self.layout.segment(number).arrays(segment.tokens, segment.documents)
-            for number, segment in enumerate(manifest.segments)
+            for number, segment in zip(manifest.segment_numbers, manifest.segments, strict=True)
         ]
         pruned = self.layout.assign.name in manifest.files  # some positions have no record of their own
         assign = [ArrayFile(self.layout.assign, np.dtype("int32"), (manifest.tokens,))] if pruned else []
         self._probe = ArrayFile(self.layout.probe, np.dtype("float32"), (manifest.model.probe_tokens, self.query_dim))
         columns = (file for shard in shards for file in shard.values() if file.path.name in self.files)
-        for file in (*columns, *(file for arrays in segments for file in arrays), *assign, self._probe):
+        scales = [self.layout.scales(self.dim)] if manifest.coded and shards else []
+        for file in (*columns, *(file for arrays in segments for file in arrays), *assign, self._probe, *scales):
             file.check()
         self._shards = shards
         self.values = self._open_column("values")
         self.origin = self._open_column("origin")
-        self.weights = self._open_column("weights") if self.weighted else _ones(self.values)
+        self.weights = self._open_column("weights") if self.weighted else self.values.ones()
         self.assign = assign[0].open() if assign else None
-        self.tokens = _open_all(tokens for tokens, _ in segments)
+        self.tokens = ShardedArray([tokens.open() for tokens, _ in segments])
         self._docs = [docs.open() for _, docs in segments]
         check_before_use(self.path, self._listed(keys=False), _REMEDY, self._check_contents)
+        self.forgotten = Tombstones.open_if(manifest.forgotten, self.layout, self.document_bounds, self.origin)
 
     def _open_column(self, name: str) -> ShardedArray:
         """Map one array of all shards; without any it is empty."""
         if self._shards:
-            return _open_all(shard[name] for shard in self._shards)
+            return ShardedArray([shard[name].open() for shard in self._shards])
         empty = self.layout.shard(0, 0, self.dim, self.manifest.key_dtype, self.weighted)[name]
         return ShardedArray([np.empty(empty.shape, empty.dtype)])
 
@@ -102,7 +95,13 @@ class Datastore:
         """The keys; searches in an index need none, so that these largest files are checked when they are asked for."""
         self.refuse_slim()
         check_before_use(self.path, self._listed(keys=True), _REMEDY)
-        return self._open_column("keys")
+        keys = self._open_column("keys")
+        return keys if self.codec is None else CodedKeys(keys, self.codec)
+
+    @functools.cached_property
+    def codec(self) -> KeyCodec | None:
+        """What stored codes stand for; None if keys are stored as numbers, or there are none."""
+        return KeyCodec.read(self.layout.scales(self.dim)) if self.manifest.coded and self._shards else None
 
     @classmethod
     def open(cls, path: "AnyStore") -> "Datastore":
@@ -140,7 +139,8 @@ class Datastore:
     @property
     def contents(self) -> str:
         """What there is in it, in a few words."""
-        return f"{len(self):,} records" if len(self) else f"{len(self.tokens):,} tokens without keys"
+        gone = "" if self.forgotten is None else f" ({len(self.forgotten):,} documents forgotten)"
+        return (f"{len(self):,} records" if len(self) else f"{len(self.tokens):,} tokens without keys") + gone
 
     def need_keys(self) -> None:
         """Refuse a store of text alone."""
@@ -155,7 +155,20 @@ class Datastore:
 
     def continues(self, checksum: str, state: StoreState | None) -> bool:
         """Tell whether what was made from a state of a store is of this one still: the same, or one that it extends."""
-        return checksum == self.checksum or (state is not None and extends(self.manifest, state))
+        return checksum in (self.checksum, self.held) or (state is not None and extends(self.manifest, state))
+
+    def learned_from(self, checksum: str, state: StoreState | None) -> bool:
+        """Tell whether what was learned with a state of a store may be used with this, documents less or more."""
+        known = self.manifest.compacted
+        return self.continues(checksum, state) or checksum in known or (state is not None and state.lineage in known)
+
+    def refuse_forgotten(self, why: str) -> None:
+        """Refuse a store that still has forgotten documents on disk."""
+        if self.forgotten is not None:
+            count = len(self.forgotten)
+            raise StoreError(
+                f"{self.path} has {count:,} forgotten documents on disk, {why}; nearlm compact {self.path}"
+            )
 
     def need_stored_keys(self) -> None:
         """Refuse a store of text alone, and one that was pushed without its keys."""
@@ -196,9 +209,9 @@ class Datastore:
 
     def reading(self, stride: int | None = None) -> Reading:
         """Return how a text is cut up: framed and windowed as the store's own was, with a stride of its own."""
-        manifest = self.manifest
-        framing = Framing(tuple(manifest.bos), tuple(manifest.separator))
-        return Reading(framing, manifest.window, manifest.window if stride is None else stride, manifest.pack)
+        said = self.manifest
+        framing = Framing(tuple(said.bos), tuple(said.separator))
+        return Reading(framing, said.window, said.window if stride is None else stride, said.pack)
 
     @functools.cached_property
     def transform(self) -> Any:
@@ -225,13 +238,7 @@ class Datastore:
     @functools.cached_property
     def tokenizer(self) -> Any:
         """The tokenizer that the store was built with, kept in its folder."""
-        from transformers import AutoTokenizer
-
-        try:
-            return AutoTokenizer.from_pretrained(self.layout.tokenizer, trust_remote_code=False, local_files_only=True)
-        except Exception as error:  # transformers and tokenizers raise what they like
-            why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-            raise StoreError(f"{self.layout.tokenizer} cannot be loaded ({why}); {_REMEDY}") from error
+        return load_tokenizer(self.layout.tokenizer, _REMEDY)
 
     def model_spec(self) -> "ModelSpec":
         """Say how to load the model that made this store; remote code is the user's own choice."""
@@ -250,29 +257,38 @@ class Datastore:
 
     def document_of(self, position: int) -> tuple[str, int]:
         """Return the name of the document that holds a position of the token stream, and where it begins."""
+        if self.forgotten is not None and self.forgotten.holds(position):
+            raise StoreError(f"position {position} is in a document that {self.path} has forgotten")
         for number, (base, tokens) in enumerate(self.tokens.parts()):
             if 0 <= position < base + len(tokens):
-                docs = self._docs[number]
-                row = int(np.searchsorted(docs[:, 0], position - base, side="right")) - 1
-                start, source, line = docs[row].tolist()
-                name = self._source(number, source)
-                return name if line < 0 else f"{name}:{line}", base + start
+                starts = self._docs[number][:, 0]
+                row = int(np.searchsorted(starts, position - base, side="right")) - 1
+                return self._name(number, row), base + int(starts[row])
         raise IndexError(f"position {position} is outside the token stream of {len(self.tokens)} tokens")
+
+    def document_names(self) -> list[str]:
+        """Return the names of all documents, forgotten ones too."""
+        return [self._name(number, row) for number, docs in enumerate(self._docs) for row in range(len(docs))]
+
+    def document_table(self, segment: int) -> tuple[Ints, list[str]]:
+        """Return the documents of a segment (first token, source, row) and its sources."""
+        return self._docs[segment], self._sources(segment)
+
+    def _name(self, segment: int, row: int) -> str:
+        _, source, line = self._docs[segment][row].tolist()
+        names = self._sources(segment)
+        if not 0 <= source < len(names):
+            place = self.layout.segment(self.manifest.segment_numbers[segment])
+            raise StoreError(f"{place.docs} names source {source}, {place.sources.name} has {len(names)}; {_REMEDY}")
+        return f"{names[source]}{'' if line < 0 else f':{line}'}"
 
     def context_of(self, record: int, before: int = 40) -> Context:
         """Trace a record to its text: up to `before` tokens of its document in front of the target."""
-        self.need_keys()
-        if not -len(self) <= record < len(self):
-            raise StoreError(f"record {record} does not exist; {self.path} has records 0 to {len(self) - 1}")
-        position = int(self.origin[record])
-        document, start = self.document_of(position)
-        text = self.tokens[max(start, position - before) : position]
-        decode = functools.partial(self.tokenizer.decode, skip_special_tokens=False)
-        return Context(document, position - start, decode(text), decode([int(self.values[record])]))
+        return find_context(self, record, before)
 
     def record_at(self, position: int) -> int:
         """Return the record that stands for a position of the token stream, -1 if none does."""
-        if not 0 <= position < self.manifest.tokens:
+        if not 0 <= position < self.manifest.tokens or (self.forgotten and self.forgotten.holds(position)):
             return -1
         if self.assign is not None:
             return int(self.assign[position])
@@ -288,51 +304,37 @@ class Datastore:
 
     def positions_of(self, record: int) -> Ints:
         """Return all positions of the token stream that a record stands for, in order: as many as it weighs."""
-        if self.assign is None or self.weights[record] == 1:
-            return np.array([self.origin[record]], np.int64)
-        return np.flatnonzero(self.assign == record % len(self))
+        return find_positions(self, record)
 
     def trace(self, record: int) -> Json:
         """Say all there is to say of one record."""
-        context = self.context_of(record)
-        weight = int(self.weights[record])
-        traced = {"record": record, **asdict(context), "token": int(self.values[record]), "weight": weight}
-        return traced if weight == 1 else {**traced, "positions": self.positions_of(record).tolist()[:_SHOWN]}
+        return describe_record(self, record)
 
     def summary(self) -> Json:
         """Say what the store holds and how it was made."""
         return summarise(self)
 
+    @property
+    def probe(self) -> Floats:
+        """The model's keys of a fixed sequence."""
+        return self._probe.open()
+
     def check_model(self, fingerprint: str, probe: Floats, tokenizer: str, name: str) -> str | None:
         """Refuse a model or tokenizer that did not make this store; return a warning if it differs slightly."""
-        return check_identity(self.manifest, self.path, self._probe.open(), (fingerprint, probe, tokenizer, name))
+        return check_identity(self.manifest, self.path, self.probe, (fingerprint, probe, tokenizer, name))
 
     def verify(self, advance: Advance | None = None) -> None:
         """Read every byte and refuse the first file that is not as it was written."""
         read_manifest(self.path)
         read_defaults(self.layout)
         self.layout.check_described()
+        if self.layout.optimized.exists():
+            files.read_stamped(self.layout.optimized)
         check_files(self.path, self.files, _REMEDY, every_byte=True, advance=advance)
 
-    def _source(self, segment: int, number: int) -> str:
-        names = self._sources(segment)
-        if not 0 <= number < len(names):
-            place = self.layout.segment(segment)
-            raise StoreError(f"{place.docs} names source {number}, {place.sources.name} has {len(names)}; {_REMEDY}")
-        return names[number]
-
     def _read_sources(self, segment: int) -> list[str]:
-        path = self.layout.segment(segment).sources
+        path = self.layout.segment(self.manifest.segment_numbers[segment]).sources
         return from_json(list[str], files.read_json(path).get("sources"), path)
 
 
 AnyStore = str | Path | Datastore
-
-
-def _open_all(shards: Iterator[ArrayFile]) -> ShardedArray:
-    return ShardedArray([shard.open() for shard in shards])
-
-
-def _ones(values: ShardedArray) -> ShardedArray:
-    """Return a weight of 1 for every record, without memory for them."""
-    return ShardedArray([np.broadcast_to(np.ones((), np.int32), len(shard)) for shard in values.shards])

@@ -13,6 +13,7 @@ from nearlm.base.arrays import Array, Ints, blocks
 from nearlm.base.jobs import Columns, Job, Pieces
 from nearlm.base.progress import Advance, Reporter
 from nearlm.store.datastore import Datastore
+from nearlm.store.key_codes import count_clipped
 from nearlm.store.layout import Layout
 from nearlm.store.manifest import Manifest, ModelInfo, ParentInfo, ShardInfo, Step
 from nearlm.store.writing import (
@@ -37,6 +38,7 @@ class Made:
     files: dict[str, FileInfo]
     changed: dict[str, Any]
     result: Json = field(default_factory=dict)
+    numbers: list[int] | None = None  # in the shards' names, if not from 0 on
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ def derive(
     `prepare` makes what the work rests on (an index) and returns what tells it from another.
     """
     parent.need_stored_keys()
+    parent.refuse_forgotten("which a store that is made from it would hold too")
     folder = store_folder(out)
     if folder.resolve() == parent.path.resolve():
         raise StoreError(f"`out` is the store itself ({folder}), and a store is never changed; choose another folder")
@@ -188,12 +191,23 @@ def _manifest(folder: Path, parent: Datastore, step: Step, made: Made) -> Manife
         old,
         model=_relocate(old.model, parent.path, folder),
         records=sum(made.shards),
-        shards=[ShardInfo(records) for records in made.shards],
+        shards=_shards(Layout(folder), parent, made),
+        compacted=[],
         files=made.files,
         parent=ParentInfo(parent.path.resolve().name, portable_path(parent.path, folder), old.checksum),
         transforms=[*old.transforms, replace(step, result=made.result)],
         **made.changed,
     )
+
+
+def _shards(layout: Layout, parent: Datastore, made: Made) -> list[ShardInfo]:
+    dim = made.changed.get("dim", parent.dim)
+    numbers = made.numbers or list(range(len(made.shards)))
+    found = []
+    for place, (records, number) in enumerate(zip(made.shards, numbers, strict=True)):
+        file = layout.shard(number, records, dim, parent.manifest.key_dtype)["keys"]
+        found.append(ShardInfo(records, count_clipped(file), None if number == place else number))
+    return found
 
 
 def _relocate(model: ModelInfo, old: Path, new: Path) -> ModelInfo:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nearlm.base import FetchError, Reporter, files, to_json
+from nearlm.base import FetchError, Job, Reporter, files, to_json
 from nearlm.store.datastore import Datastore
 from nearlm.store.inventory import Inventory, read_inventory
 from nearlm.store.layout import Layout
@@ -43,9 +43,12 @@ def download(repository: str, folder: Path, revision: str | None, reporter: Repo
 
     api = HfApi()
     layout = Layout(folder)
-    place = folder.with_name(f"{folder.name}.pull")
+    place = folder.absolute().with_name(f"{folder.absolute().name}.pull")
+    job = Job(place, "pull")
+    job.check_folder()
     with _one_line(f"cannot pull {repository}"):
         commit = api.repo_info(repository, repo_type=_KIND, revision=revision).sha
+        job.resume({"repository": repository, "commit": commit})
 
         def fetch(name: str) -> Path:
             where: Any = api.hf_hub_download(repository, name, repo_type=_KIND, revision=commit, local_dir=place)
@@ -53,7 +56,7 @@ def download(repository: str, folder: Path, revision: str | None, reporter: Repo
 
         inventory = read_inventory(fetch(layout.shared.name))
         store = receive(inventory, folder, fetch, reporter, move=True)
-    files.remove(place)
+    job.remove_folder()
     return store
 
 

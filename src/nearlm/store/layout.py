@@ -8,7 +8,7 @@ import numpy as np
 from nearlm.base import ArrayFile, Columns, Ids, Int32s, Job, OptionError, StoreError
 from nearlm.text import Segment
 
-KEY_DTYPES = ("float16", "float32")
+KEY_DTYPES = ("float16", "float32", "int8")
 
 
 class Layout:
@@ -28,7 +28,9 @@ class Layout:
         self.optimized = folder / "optimize.json"  # how the store was chosen
         self.fit = FitFiles(folder / "fit")
         self.build_job = Job(folder, "build")  # of a build or an append
+        self.text_job = Job(folder, "text")  # of a build whose text can be used before its keys are there
         self.derive_job = Job(folder, "derive")  # that makes a store from another
+        self.compact_job = Job(folder, "compact")  # that takes forgotten documents off the disk
 
     @property
     def is_store(self) -> bool:
@@ -51,6 +53,16 @@ class Layout:
             "origin": file("origin", "int64"),
         }
         return columns | ({"weights": file("weights", "int32")} if weighted else {})
+
+    def forgotten(self, name: str, documents: int) -> ArrayFile:
+        """Return the file of forgotten documents' numbers, named by what it holds; a name that none has is refused."""
+        if not re.fullmatch(r"forgotten-[0-9a-f]{8}\.npy", name):
+            raise StoreError(f"{self.manifest} names a file {name!r}, expected forgotten-….npy; restore it")
+        return ArrayFile(self.folder / name, np.dtype("int64"), (documents,))
+
+    def scales(self, dim: int) -> ArrayFile:
+        """Return the file of the middle and the step of every axis, which 8-bit keys have."""
+        return ArrayFile(self.folder / "scales.npy", np.dtype("float32"), (2, dim))
 
     def index(self, name: str) -> "IndexFiles":
         """Return the files of an index."""
@@ -83,7 +95,8 @@ class Layout:
 
     def of_a_build(self) -> list[Path]:
         """List all that a build or append may have written, finished or not."""
-        patterns = ("keys-*.npy", "values-*.npy", "origin-*.npy", "tokens-*.npy", "docs-*", "*.part")
+        columns = ("keys-*.npy", "values-*.npy", "origin-*.npy", "tokens-*.npy", "docs-*")
+        patterns = (*columns, "scales.npy", "forgotten-*.npy", "*.part")
         found = [path for pattern in patterns for path in sorted(self.folder.glob(pattern))]
         return [*found, *(path for path in (self.probe, self.tokenizer) if path.exists())]
 
@@ -104,6 +117,7 @@ class IndexFiles:
     def __init__(self, folder: Path):
         self.folder = folder
         self.description = folder / "index.json"
+        self.prepared = folder / "next.json"  # what is described for a state of the store that is to come
         self.settings = folder / "settings.json"  # what was tuned
         self.neighbors = folder / "neighbors.npy"  # of every record, kept by merging
         self.neighbors_description = folder / "neighbors.json"
@@ -192,10 +206,19 @@ class NGramFiles:
     def __init__(self, folder: Path):
         self.folder = folder
         self.description = folder / "ngrams.json"
+        self.prepared = folder / "next.json"  # what is described for a state of the store that is to come
 
-    def table(self, name: str, dtype: str, length: int) -> ArrayFile:
-        """Return the file of a table."""
-        return ArrayFile(self.folder / f"{name}.npy", np.dtype(dtype), (length,))
+    def table(self, name: str, dtype: str, length: int, data: str = "") -> ArrayFile:
+        """Return the file of a table; tables that were prepared lie in a folder of their own."""
+        if data and not re.fullmatch(r"data-[0-9a-f]+", data):
+            raise StoreError(f"{self.folder} names a folder {data!r}, expected data-…; remove it and make it again")
+        return ArrayFile(self.folder / data / f"{name}.npy", np.dtype(dtype), (length,))
+
+    def others(self, data: str) -> list[Path]:
+        """List all tables but those of one folder, or in no folder if that is empty."""
+        loose = () if data == "" else ("*.npy",)
+        found = [path for pattern in ("data-*", *loose) for path in sorted(self.folder.glob(pattern))]
+        return [path for path in found if path.name != data]
 
 
 class SuffixFiles:
@@ -204,6 +227,7 @@ class SuffixFiles:
     def __init__(self, folder: Path):
         self.folder = folder
         self.description = folder / "suffixes.json"
+        self.prepared = folder / "next.json"  # what is described for a state of the store that is to come
 
     def arrays(self, data: str, tokens: int, rows: int, vocabulary: int, dtype: str) -> dict[str, ArrayFile]:
         """Return the files of the arrays by their names; `tokens` is there only if the text has several segments.

@@ -39,7 +39,7 @@ class BuildOptions:
     keys: str | None = None
     """all, or none for a store of the text alone, in seconds; `build` without it adds the keys later. [default: all]"""
     key_dtype: str | None = None
-    """Precision of the context vectors: float16 or float32. [default: float16]"""
+    """Precision of the context vectors: float16, float32, or int8 with a scale per axis. [default: float16]"""
     key_tap: str | None = None
     """Where the model's context vectors come from: ffn, last_hidden, or a module path. [default: ffn]"""
 

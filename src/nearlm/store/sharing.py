@@ -5,12 +5,23 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from nearlm.base import FileInfo, OptionError, Reporter, StoreError, files, size, store_folder, write_record
+from nearlm.base import (
+    FileInfo,
+    OptionError,
+    Reporter,
+    StoreError,
+    files,
+    from_json,
+    size,
+    store_folder,
+    write_record,
+)
 from nearlm.base.progress import QUIET
 from nearlm.store.card import card
 from nearlm.store.datastore import AnyStore, Datastore
-from nearlm.store.inventory import Inventory, read_inventory
+from nearlm.store.inventory import Inventory, check_shareable, read_inventory
 from nearlm.store.layout import Layout, is_key_file
+from nearlm.store.prepared import is_settled
 
 CARD = "README.md"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -22,6 +33,9 @@ def take_inventory(store: Datastore, *, slim: bool = False, reporter: Reporter =
 
     A slim inventory leaves out the keys, which a search in an index needs none of.
     """
+    store.refuse_forgotten("which would be passed on")
+    if not is_settled(store):
+        raise StoreError(f"an edit of {store.path} was cut off while it tidied up; repeat it, then push")
     layout = store.layout
     slim = slim or store.slim
     if slim and not store.indexes and len(store):
@@ -47,9 +61,11 @@ def take_inventory(store: Datastore, *, slim: bool = False, reporter: Reporter =
 
 
 def _described(layout: Layout, description: Path) -> list[str]:
-    """List a description and the files that it names."""
-    noted = files.read_stamped(description).get("files", {})
-    return [_name(layout, description), *(_name(layout, description.parent / name) for name in noted)]
+    """List a description and the files that it names; what lies elsewhere is nothing to pass on."""
+    noted = from_json(dict[str, FileInfo], files.read_stamped(description).get("files"), description)
+    names = [_name(layout, description), *(f"{_name(layout, description.parent)}/{name}" for name in noted)]
+    check_shareable(names, description)
+    return names
 
 
 def _name(layout: Layout, path: Path) -> str:
@@ -100,9 +116,10 @@ def push(
     """
     opened = Datastore.open(store)
     inventory = take_inventory(opened, slim=slim, reporter=reporter)
-    about = card(opened, inventory.bytes, slim=inventory.slim, license=license, place=str(to))
-    reporter.say(f"{opened.path}: {len(inventory.files)} files, {size(inventory.bytes)}")
     repository = hub_id(str(to))
+    place = f"./{local_folder(str(to)).name}" if repository is None else str(to)  # whose folder it is concerns nobody
+    about = card(opened, inventory.bytes, slim=inventory.slim, license=license, place=place)
+    reporter.say(f"{opened.path}: {len(inventory.files)} files, {size(inventory.bytes)}")
     if repository is not None:
         from nearlm.store.hub import upload
 
@@ -139,6 +156,7 @@ def pull(
     if out is None:
         raise OptionError(f"{folder} is a folder, which can be used where it is; name a folder for the copy with `out`")
     shared = Layout(folder).shared
+    files.check_links(folder)
     inventory = read_inventory(shared) if shared.exists() else take_inventory(Datastore.open(folder))
     return receive(inventory, store_folder(out), lambda name: folder / name, reporter)
 

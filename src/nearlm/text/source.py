@@ -13,7 +13,7 @@ class TextSource:
     """A text, or several, and how to read them."""
 
     text: tuple[str, ...]
-    """Files, folders, globs, hf:NAME[/CONFIG][:SPLIT], the named texts spdx:train and pydocs:train, or - for stdin."""
+    """Files, folders, globs, hf:NAME[/CONFIG][:SPLIT], spdx:train, pydocs:train, wikitext2:train, or - for stdin."""
     _: KW_ONLY
     field: str = "text"
     """Field of JSON, Parquet and dataset rows that holds the text."""

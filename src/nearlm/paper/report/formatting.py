@@ -44,6 +44,7 @@ share = _or_dash(lambda value: f"{100 * value:.0f}\xa0%")
 chance = _or_dash(
     lambda value: share(value) if value >= 0.1 or not value else f"{100 * value:.1g}\xa0%"
 )  # small ones keep a digit
+percent = _or_dash(lambda value: f"{100 * value:.1f}\xa0%")  # a share of which tenths matter
 count = _or_dash("{:,.0f}".format)
 plain = _or_dash("{:,.4g}".format)  # any other number
 disk = _or_dash(size)

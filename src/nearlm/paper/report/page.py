@@ -10,12 +10,13 @@ from typing import Any
 from urllib.parse import quote
 
 from nearlm.base import StoreError, duration, files, import_extra
-from nearlm.paper.report import figures, formatting
+from nearlm.paper.report import comparison_figure, figures, formatting
 from nearlm.paper.report.plotting import inline, save
 from nearlm.paper.results import ALL, FINETUNED, LEARNED, NLM, RANDOM, VANILLA, WITHIN, Parts, Results
 
 FIGURES: dict[str, dict[str, Callable[[Any], Any]]] = {
     "main": {"intro": figures.intro, "closer": figures.closer},
+    "comparison": {"comparison": comparison_figure.comparison},
     "choice": {"choice": figures.choice},
     "within": {"within": figures.choice},
     "mixture": {"mixture-sources": figures.mixture_sources, "mixture-features": figures.mixture_features},

@@ -8,7 +8,7 @@ const BEFORE = 150; // characters of a neighbour's context that are shown
 const NAMES = { lm: "model", knn: "kNN", "infini-gram": "∞-gram", text: "text so far" };
 
 export class Inspector {
-  /** Show tokens in a place; call `onOpen(name)` for a document, `onClose()` when it is closed. */
+  /** Show tokens in a place; call `onOpen(name, store)` for a document, `onClose()` when it is closed. */
   constructor(place, { onOpen, onClose, onStep }) {
     this.place = place;
     this.onOpen = onOpen;
@@ -71,14 +71,14 @@ export class Inspector {
     return [make("p", { class: "verdict" }, make("strong", { class: sign }, bits(gain)), ` ${[said, ...notes].join(" ")}`)];
   }
 
-  #suffix({ length, count: times, document: name }) {
-    const words = `The last ${plural(length, "token")} occur ${times === 1 ? "once" : `${count(times)} times`} in the store`;
-    return make("p", { class: "suffix" }, words, ...(name ? [", as in ", this.#link(name)] : []), ".");
+  #suffix({ length, count: times, document: name, store }) {
+    const words = `The last ${plural(length, "token")} occur ${times === 1 ? "once" : `${count(times)} times`} in ${store ?? "the store"}`;
+    return make("p", { class: "suffix" }, words, ...(name ? [", as in ", this.#link(name, store)] : []), ".");
   }
 
-  #link(name) {
+  #link(name, store) {
     const button = make("button", { type: "button", class: "link" }, name);
-    button.addEventListener("click", () => this.onOpen(name));
+    button.addEventListener("click", () => this.onOpen(name, store));
     return button;
   }
 
@@ -103,7 +103,8 @@ export class Inspector {
     );
     const head = make(
       "div", { class: "from" },
-      this.#link(one.document),
+      this.#link(one.document, one.store),
+      ...(one.store ? [make("span", { class: "status", title: "the store that it is in" }, one.store)] : []),
       make("span", { class: "status", title: "squared distance of the contexts" }, one.distance == null ? "" : `d ${one.distance.toPrecision(3)}`),
       make("span", { class: "status", title: "weight among the neighbours" }, weight(one.weight)),
     );

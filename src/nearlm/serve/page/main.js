@@ -77,7 +77,8 @@ function step(index) {
   view.pick(Math.min(Math.max(index, 0), view.tokens.length - 1));
 }
 
-function openDocument(name) {
+function openDocument(name, store) {
+  if (store) library.choose(stores.find((each) => each.name === store) ?? null); // of several at once
   tabs.open("stores");
   library.openByName(name);
 }
@@ -90,8 +91,8 @@ function chooseStore(name) {
 function useStore(name) {
   const store = stores.find((each) => each.name === name) ?? null;
   find("store").value = name;
-  settings.of(store);
-  library.choose(store);
+  settings.of(store ?? { has_keys: false }); // several at once have settings of their own each
+  library.choose(store ?? stores.find((each) => name?.startsWith(`${each.name}+`)) ?? null);
   if (tabs.name === "stores") library.list();
 }
 
@@ -105,9 +106,11 @@ function take(kind, text) {
 async function load() {
   try {
     showError(null);
-    stores = (await ask("v1/nearlm/stores")).stores;
+    const served = await ask("v1/nearlm/stores");
+    stores = served.stores;
     const options = stores.map(({ name, records }) => make("option", { value: name }, `${name} (${count(records)})`));
-    find("store").replaceChildren(...options);
+    const together = (served.together ?? []).map((name) => make("option", { value: name }, `${name} (at once)`));
+    find("store").replaceChildren(...options, ...together);
     find("store").disabled = stores.length < 2;
     library.show(stores);
     useStore(stores[0]?.name);
