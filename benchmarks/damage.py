@@ -40,7 +40,7 @@ from readers import leaves, restamp
 SECONDS = 60  # of a processor, or of waiting for nothing, before a case hangs
 WAIT = 0.5
 PROMPT = "the licence grants"
-NOT_FOR_ALL = {"merge", "load", "fit"}  # what sound stores may refuse, which lack keys or were not made by fit
+NOT_FOR_ALL = {"merge", "load", "push", "fit"}  # what sound stores may refuse, e.g. without keys or not made by fit
 BAD = ("different", "unexpected", "crash", "hang", "outside")
 
 
