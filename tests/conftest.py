@@ -57,6 +57,23 @@ def _users_cache(tmp_path_factory: pytest.TempPathFactory):
         yield users
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_waiting_for_the_disk():
+    """Tests kill processes, not machines: what the kernel was told is enough. Processes of their own do wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _few_searches_to_measure():
+    """Measure what is indexed with fewer searches, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nearlm.search.exact._QUERIES", 32)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _cache_of_network_tests(_users_cache: str | None, monkeypatch: pytest.MonkeyPatch, request) -> None:
     """Let tests that use the network use the user's cache too."""
@@ -96,4 +113,5 @@ def quick_paper_index(monkeypatch):
 @pytest.fixture
 def quick_timing(monkeypatch):
     """Let experiments time no longer than they must."""
-    monkeypatch.setattr("nearlm.optimizer.bench._SECONDS", 0.0)
+    for name, value in {"_SECONDS": 0.0, "_PASSES": 1, "_WARM": 32, "_TIMED": 64}.items():
+        monkeypatch.setattr(f"nearlm.optimizer.bench.{name}", value)

@@ -3,7 +3,6 @@
 `benchmarks/fuzz.py` does the same for as long as one likes.
 """
 
-import os
 import random
 import shutil
 import warnings
@@ -54,15 +53,6 @@ JOBS = {
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
     return readers.Stores(tmp_path_factory.mktemp("readers")).folders
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quickly():
-    """What is written need not last."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("fsync", "fdatasync"):
-            patch.setattr(os, name, lambda descriptor: None)
-        yield
 
 
 def read_changed(store: Path, work: Path, pattern: str, seed: int) -> None:

@@ -75,7 +75,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 import nearlm
 store, more, text = sys.argv[1:]
 opened = nearlm.Datastore.open(store)
-assert len(opened.manifest.shards) > 200
+assert len(opened.manifest.shards) > 70
 opened.verify()
 nearlm.build_index(opened)
 nearlm.build(opened.model_spec(), more, store, nearlm.BuildOptions(shard_records=16), append=True)
@@ -84,10 +84,8 @@ print(nearlm.evaluate(nearlm.KNNLM.load(store, None, nearlm.SearchSettings(dista
 """
 
 
-def test_a_store_of_many_files_needs_few_descriptors(tmp_path: Path, model_folder: Path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # nobody kills this machine
-    monkeypatch.setattr(os, "fdatasync", lambda _: None)
-    for name, words in {"text": 3300, "more": 100, "valid": 60}.items():
+def test_a_store_of_many_files_needs_few_descriptors(tmp_path: Path, model_folder: Path):
+    for name, words in {"text": 1300, "more": 100, "valid": 60}.items():
         (tmp_path / f"{name}.txt").write_text(make_text(words, seed=words))
     build(str(model_folder), str(tmp_path / "text.txt"), tmp_path / "store", window=16, shard_records=16, quiet=True)
     arguments = [tmp_path / "store", tmp_path / "more.txt", tmp_path / "valid.txt"]

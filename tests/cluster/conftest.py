@@ -19,6 +19,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if {"nodes", "address", "ray_here"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.xdist_group("ray"))
+            item.add_marker(pytest.mark.timeout(400))  # on a busy machine workers are slow to import torch
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +28,8 @@ def nodes():
     import_ray()
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 0, "object_store_memory": OBJECTS, "include_dashboard": False}
+    noticing = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 4}
+    head = {"num_cpus": 0, "object_store_memory": OBJECTS, "include_dashboard": False, "_system_config": noticing}
     made = Cluster(head_node_args=head, initialize_head=True)
     for _ in range(2):
         made.add_node(num_cpus=2, object_store_memory=OBJECTS)

@@ -39,8 +39,6 @@ def killed_at(number: int):
         return call
 
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
-        for name in ("fsync", "fdatasync"):
-            patch.setattr(files.os, name, lambda _: None)
         for name in CHANGING:
             patch.setattr(files, name, wrap(getattr(files, name)))
         yield calls

@@ -1,4 +1,4 @@
-"""Stores to look into and to build, without waiting for the disk."""
+"""Stores to look into and to build."""
 
 import shutil
 from pathlib import Path
@@ -7,18 +7,8 @@ import pytest
 from oracle import write_rows
 
 from calls import build
-from nearlm.base import files
 from nearlm.store.datastore import Datastore
 from tiny import make_text
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_waiting_for_the_disk():
-    """These tests kill no machine: what the kernel was told is enough."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files.os, "fsync", lambda _: None)
-        patch.setattr(files.os, "fdatasync", lambda _: None)
-        yield
 
 
 @pytest.fixture
