@@ -1,14 +1,14 @@
-"""The examples run as they are written, on a tiny model, each in a process of its own."""
+"""The examples run as they are written, on a tiny model."""
 
-import os
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
 import pytest
 
 from calls import build, build_index
+from nearlm.optimizer.fit_plan import Ways
 from tiny import make_text
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -27,40 +27,49 @@ def ready(tmp_path_factory, model_folder) -> Path:
     return folder
 
 
-def run(name: str, *arguments: object) -> str:
-    command = [sys.executable, EXAMPLES / f"{name}.py", *map(str, arguments)]
-    environment = {**os.environ, "TQDM_DISABLE": "1", "HF_DATASETS_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(monkeypatch, capfd):
+    """Run an example in this process, which has imported already what takes long; return what it prints."""
+    for name in ("TQDM_DISABLE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+
+    def run(name: str, *arguments: object) -> str:
+        path = str(EXAMPLES / f"{name}.py")
+        monkeypatch.setattr(sys, "argv", [path, *map(str, arguments)])
+        runpy.run_path(path, run_name="__main__")
+        return capfd.readouterr().out
+
+    return run
 
 
-def test_adapt_to_folder(ready, model_folder):
+def test_adapt_to_folder(ready, model_folder, run, monkeypatch, quick_timing):
+    monkeypatch.setattr("nearlm.optimizer.fit_plan.WAYS", (Ways((8,), (64,)),))
+    monkeypatch.setattr("nearlm.mixing.mixture_training._EPOCHS", 2)
     said = run("adapt_to_folder", ready / "texts", ready / "mem", model_folder)
     assert "perplexity" in said and (ready / "mem" / "manifest.json").exists()
 
 
-def test_explain(ready):
+def test_explain(ready, run):
     said = run("explain", ready / "store", make_text(20, seed=1), ready / "page.html")
     assert "of its probability" in said and ".txt)" in said
     assert "<span" in (ready / "page.html").read_text()
 
 
-def test_serve_and_call(ready):
+def test_serve_and_call(ready, run):
     pytest.importorskip("openai")
     pytest.importorskip("uvicorn")
     lines = run("serve_and_call", ready / "store", "the licence grants").splitlines()
     assert [line.split(": ")[0] for line in lines] == ["store", "store:off"]
 
 
-def test_harness(ready):
+def test_harness(ready, run):
     pytest.importorskip("lm_eval")
     lines = run("harness", ready / "store", ready / "texts" / "0.txt").splitlines()
     perplexities = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("memory")]
     assert len(perplexities) == 2 and perplexities[0] < perplexities[1], "the store holds this very text"
 
 
-def test_own_index(ready):
+def test_own_index(ready, run):
     said = run("own_index", ready / "store")
     assert "HNSW16" in said
     nearest = dict(re.findall(r"^(\d) \[(\d+),", said, re.M))

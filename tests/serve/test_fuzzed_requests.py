@@ -42,7 +42,7 @@ def check(response):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(body=BODIES | ANY)
 def test_any_json_is_served_or_refused(http, path, body):
     content = json.dumps(body, default=str).encode()

@@ -1,6 +1,7 @@
 """What a store must hold, from running the model itself, and everything that a store's folder holds."""
 
 import contextlib
+import functools
 import json
 import math
 from dataclasses import dataclass
@@ -53,12 +54,13 @@ def expected(model, documents: list[list[int]], window: int, stride: int, pack: 
     """
     tokens = [token for document in documents for token in document]
     keys, values, origin, begin = [], [], [], 0
+    run = functools.cache(lambda ids: feed_forward_inputs(model, list(ids)))
     for document in [tokens] if pack else documents:
         vectors: dict[int, np.ndarray] = {}
         for j in range(len(document) - 1):
             start = max(0, math.ceil((j - window + 1) / stride)) * stride
             if start not in vectors:
-                vectors[start] = feed_forward_inputs(model, document[start : min(start + window, len(document) - 1)])
+                vectors[start] = run(tuple(document[start : min(start + window, len(document) - 1)]))
             keys.append(vectors[start][j - start])
             values.append(document[j + 1])
             origin.append(begin + j + 1)

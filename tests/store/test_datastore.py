@@ -114,7 +114,7 @@ def matters(path: Path, byte: int) -> bool:
     return path.name == "manifest.json" or (path.suffix == ".npy" and byte < 128)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(FILES, st.integers(0, 10**9), st.integers(1, 255))
 def test_any_flipped_byte_is_found(kept: Path, which: int, where: int, flip: int):
     paths = stored_files(kept)
@@ -138,7 +138,7 @@ def test_any_flipped_byte_is_found(kept: Path, which: int, where: int, flip: int
     opened.verify()
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(FILES, st.integers(0, 10**9))
 def test_any_cut_tail_is_found_already_by_open(kept: Path, which: int, length: int):
     paths = stored_files(kept)
