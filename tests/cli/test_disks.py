@@ -17,6 +17,8 @@ from calls import build, build_index
 from nearlm import cli
 from nearlm.base import files
 from nearlm.mixing import Gate, Training, build_infinigram, tune
+from nearlm.optimizer import optimization, overhead, trials
+from nearlm.optimizer.fit_plan import Ways
 from nearlm.paper import reproduction, settings
 from nearlm.paper.settings import Setting
 from tiny import make_text
@@ -79,7 +81,7 @@ def place(made, tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _tiny_experiments(made, monkeypatch, quick_paper_index, quick_timing):
-    """Let `demo` and `reproduce` run on the tiny model, the latter two parts that a demo does not have."""
+    """Let `demo` and `reproduce` run on the tiny model, the latter two parts that a demo does not have; try less."""
     valid = (str(made / "valid.txt"),)
     setting = Setting(
         name="tiny",
@@ -98,6 +100,14 @@ def _tiny_experiments(made, monkeypatch, quick_paper_index, quick_timing):
     monkeypatch.setitem(settings.SETTINGS, "domain", setting)
     monkeypatch.setattr(reproduction, "ALL_PARTS", ("adaptive", "k"))
     monkeypatch.setattr(reproduction, "_NEW_TOKENS", 3)
+    monkeypatch.setattr(optimization, "SMALL_DIMS", (8,))
+    monkeypatch.setattr(optimization, "SMALL_KEEPS", (0.7,))
+    monkeypatch.setattr(trials, "NEIGHBORS_TRIED", (64,))
+    monkeypatch.setattr(overhead, "KS", (64,))
+    monkeypatch.setattr(overhead, "NPROBES", (8,))
+    monkeypatch.setattr(overhead, "KEEPS", (0.7,))
+    monkeypatch.setattr("nearlm.optimizer.fit_plan.WAYS", (Ways((8,), (64,)),))
+    monkeypatch.setattr("nearlm.mixing.mixture_training._EPOCHS", 2)
 
 
 @contextmanager

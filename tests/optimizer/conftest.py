@@ -1,22 +1,17 @@
 """A store to optimize, at a size that takes no time."""
 
 import pytest
+from fits import write_texts
 
 from calls import build
 from nearlm.optimizer import continuations, trials
 from nearlm.optimizer import optimization as optimizing
 from nearlm.optimizer.fit_plan import Ways
-from tiny import make_text
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("optimize")
-    (folder / "train.txt").write_text(make_text(500, seed=1))
-    for number in range(12):
-        (folder / "valid").mkdir(exist_ok=True)
-        (folder / "valid" / f"{number}.txt").write_text(make_text(30, seed=2 + number))
-    return folder
+    return write_texts(tmp_path_factory.mktemp("optimize"), 304, 15)
 
 
 @pytest.fixture(scope="module")

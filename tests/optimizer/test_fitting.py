@@ -46,10 +46,10 @@ def test_a_folder_becomes_a_memory_and_more_text_only_adds_to_it(lm, tmp_path, c
     assert found.unseen.alone.perplexity == pytest.approx(measured.nlm_perplexity, rel=1e-4)
     assert found.unseen.documents == len(unseen) and found.records == len(store) and found.continuation.truth
 
-    monkeypatch.setattr("nearlm.optimizer.fitting.measure_speed", lambda *_: pytest.fail("done again"))
-    assert fit(None, str(docs), out, build_options=SHORT, reporter=Reporter()) == found
+    with monkeypatch.context() as patched:
+        patched.setattr("nearlm.optimizer.fitting.measure_speed", lambda *_: pytest.fail("done again"))
+        assert fit(None, str(docs), out, build_options=SHORT, reporter=Reporter()) == found
     assert "complete already" in capfd.readouterr().err
-    monkeypatch.undo()
 
     write_documents(docs, range(40, 50))
     twin = sorted(names(out, docs, TEST))[0].partition("/")[2]
@@ -126,10 +126,10 @@ def test_a_text_too_small_to_hold_any_out_is_stored_and_this_is_said(lm, tmp_pat
     assert "nothing could be tuned" in said and "nothing could be measured" in said and found.unseen is None
 
 
-def test_texts_of_ones_own_a_limit_and_a_budget(lm, tmp_path, quick_paper_index):
+def test_texts_of_ones_own_a_limit_and_a_budget(lm, tmp_path, small):
     docs, out = write_documents(tmp_path / "docs", range(30)), tmp_path / "mem"
-    valid = write_documents(tmp_path / "valid", range(50, 60))
-    test = write_documents(tmp_path / "test", range(60, 63))
+    valid = write_documents(tmp_path / "valid", range(50, 60), 40)
+    test = write_documents(tmp_path / "test", range(60, 63), 40)
     text = TextSource((str(docs),), max_tokens=3000)
     how, within = {"valid": str(valid), "test": str(test)}, FitOptions(budget=5.0)
     found = fit(lm, text, out, within, SHORT, **how)
@@ -174,10 +174,9 @@ def test_what_will_not_do_is_refused_before_the_work(lm, tmp_path, monkeypatch):
 
 def test_an_unfinished_fit_is_not_mistaken_for_another_and_can_be_thrown_away(lm, tmp_path, monkeypatch):
     docs, out = write_documents(tmp_path / "docs", range(12)), tmp_path / "mem"
-    monkeypatch.setattr("nearlm.optimizer.fitting.make_memory", lambda *_: (_ for _ in ()).throw(Killed))
-    with pytest.raises(Killed):
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr("nearlm.optimizer.fitting.make_memory", lambda *_: (_ for _ in ()).throw(Killed))
         fit(lm, str(docs), out, build_options=SHORT)
-    monkeypatch.undo()
     with pytest.raises(StoreError, match=r"begun with another overhead \(0.02, now 0.5\)"):
         fit(lm, str(docs), out, FitOptions(overhead=0.5), SHORT)
     (docs / "new.txt").write_text(make_text(100, seed=99))

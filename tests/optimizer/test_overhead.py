@@ -7,7 +7,6 @@ import pytest
 from calls import evaluate, load_knnlm
 from nearlm.base import from_json, to_json
 from nearlm.base.errors import OptionError, StoreError
-from nearlm.mixing import Mixture
 from nearlm.optimizer import overhead as choosing
 from nearlm.optimizer.optimization import optimize
 from nearlm.optimizer.points import Choice
@@ -22,6 +21,7 @@ def few(monkeypatch, small):
     monkeypatch.setattr(choosing, "NPROBES", (8,))
     monkeypatch.setattr(choosing, "KS", (64,))
     monkeypatch.setattr(choosing, "KEEPS", (0.7,))
+    monkeypatch.setattr("nearlm.mixing.mixture_training._EPOCHS", 5)
 
 
 def test_the_best_within_the_limit_is_made_and_used_without_flags(store, lm, texts, tmp_path, few):
@@ -57,20 +57,15 @@ def test_a_tiny_overhead_leaves_the_least_time_and_says_so(store, lm, texts, tmp
 
 def test_a_killed_run_measures_nothing_twice(store, lm, texts, tmp_path, few, monkeypatch):
     valid, out = str(texts / "valid"), tmp_path / "best"
-    real = Mixture.train
 
     def killed(*given, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(choosing.Mixture, "train", killed)
-    monkeypatch.setattr(choosing.Gate, "train", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(choosing.Mixture, "train", killed)
+        patched.setattr(choosing.Gate, "train", killed)
         optimize(store, valid, out, lm, overhead=1e6)
-    monkeypatch.setattr(choosing.Mixture, "train", real)
-    monkeypatch.undo()
     monkeypatch.setattr(choosing, "_searched", lambda *given: pytest.fail("measured again"))
-    for name, value in (("NPROBES", (8,)), ("KS", (64,)), ("KEEPS", (0.7,))):
-        monkeypatch.setattr(choosing, name, value)
     choice = optimize(store, valid, out, lm, overhead=1e6)
     assert len(Datastore.open(out)) == choice.winner.setup.records
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fits import write_texts
 from pointing import how, point
 
 from calls import load_knnlm
@@ -21,6 +22,12 @@ pytestmark = pytest.mark.usefixtures("quick_timing")
 
 
 BUDGET = 60.0
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """Enough text that some share is surely within the budget, whichever store is the fastest."""
+    return write_texts(tmp_path_factory.mktemp("trials"), 500, 30)
 
 
 def test_the_share_to_skip_is_the_largest_within_the_budget_of_vanilla(store, lm, texts, tmp_path, small):

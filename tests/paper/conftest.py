@@ -1,4 +1,4 @@
-"""A small LM that was trained without interruption."""
+"""A small LM that was trained without interruption, and pages without drawings."""
 
 import gc
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ import transformers
 from trainings import TINY
 
 from calls import train_lm
+from nearlm.paper.report import page
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +39,10 @@ def trained(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def trained_tokenizer(trained: Path) -> Any:
     return transformers.AutoTokenizer.from_pretrained(trained)
+
+
+@pytest.fixture
+def sketched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw nothing: figures are not what these tests look at."""
+    sketch = '<svg width="1" height="1"></svg>'
+    monkeypatch.setattr(page, "save", lambda figure, path: path.write_text(sketch))

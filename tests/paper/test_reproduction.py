@@ -33,11 +33,11 @@ pytestmark = pytest.mark.usefixtures("quick_timing")
 @pytest.fixture(scope="module")
 def setting(model_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("reproduce")
-    (folder / "train.txt").write_text(make_text(500, seed=1))
+    (folder / "train.txt").write_text(make_text(250, seed=1))
     for split in ("valid", "test"):
         (folder / split).mkdir()
         for number in range(12):
-            (folder / split / f"{number}.txt").write_text(make_text(30, seed=len(split) + 20 * number))
+            (folder / split / f"{number}.txt").write_text(make_text(14, seed=len(split) + 20 * number))
     texts = {split: (str(folder / split),) for split in ("valid", "test")}
     return Setting(
         "tiny",
@@ -109,14 +109,14 @@ def test_every_part_is_measured_and_shown(setting, tmp_path, small, monkeypatch)
     assert Reproduction(setting, out, quiet).run(ALL_PARTS).load("k") is not None
     with pytest.raises(StoreError, match="another setting or other sizes"):
         Reproduction(replace(setting, valid_tokens=99), out, quiet).run(DEMO_PARTS)
-    tuned = Reproduction(setting, out, quiet, finetune_tokens=600).run(ALL_PARTS).load("baseline")
-    assert [row.name for row in tuned.rows] == [*names, "NLM, fine-tuned on 600"]
-    learned = LM.load(str(out / "finetuned" / "600"))
+    tuned = Reproduction(setting, out, quiet, finetune_tokens=200).run(ALL_PARTS).load("baseline")
+    assert [row.name for row in tuned.rows] == [*names, "NLM, fine-tuned on 200"]
+    learned = LM.load(str(out / "finetuned" / "200"))
     alone = trace_lm(learned, run.memories.test.traced.text, run.store.reading()).logp
     assert tuned.rows[-1].perplexity == pytest.approx(np.exp(-np.mean(np.asarray(alone, np.float64))))
     assert tuned.rows[-1].perplexity != tuned.rows[0].perplexity
     monkeypatch.setattr("nearlm.paper.lm_training.finetune", lambda *given, **options: pytest.fail("trained again"))
-    assert Reproduction(setting, out, quiet, finetune_tokens=600).run(ALL_PARTS).load("baseline") == tuned
+    assert Reproduction(setting, out, quiet, finetune_tokens=200).run(ALL_PARTS).load("baseline") == tuned
     told = results.all().table()
     assert "of NLM" in told and "Chosen: " in told and "without:" in told
     page = write_report(results).read_text()
@@ -164,7 +164,7 @@ def test_the_main_table_has_the_optimized_stores_that_were_made(setting, tmp_pat
 
 
 @pytest.mark.timeout(300)
-def test_the_demo_fits_a_memory_and_puts_it_into_the_papers_table(setting, tmp_path, small, monkeypatch):
+def test_the_demo_fits_a_memory_and_puts_it_into_the_papers_table(setting, tmp_path, small, sketched, monkeypatch):
     monkeypatch.setattr("nearlm.optimizer.fit_plan.WAYS", (Ways((8,), (64,)),))
     monkeypatch.setitem(WRITING, "max_new_tokens", 5)
     results = Reproduction(setting, tmp_path, Reporter(quiet=True)).run(DEMO_PARTS)
@@ -181,11 +181,11 @@ def test_the_demo_fits_a_memory_and_puts_it_into_the_papers_table(setting, tmp_p
 
 
 @pytest.mark.timeout(300)
-def test_wikitext103_runs_from_end_to_end(setting, model_folder, tmp_path, small):
+def test_wikitext103_runs_from_end_to_end(setting, model_folder, tmp_path, small, sketched):
     """The preset itself, with packed paragraphs and all tokens, but for the model, the texts and how many points."""
     texts = {}
     for number, split in enumerate(("train", "valid", "test")):
-        lines = [f" = {make_text(2, seed=number)} = \n\n", *make_text(260, seed=number).splitlines(keepends=True)]
+        lines = [f" = {make_text(2, seed=number)} = \n\n", *make_text(160, seed=number).splitlines(keepends=True)]
         path = tmp_path / f"{split}.jsonl"  # a row is a document there, as in the dataset
         path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines if line.strip()))
         texts[split] = (str(path),)

@@ -76,13 +76,6 @@ def whole(tmp_path_factory):
     return SimpleNamespace(folder=folder, path=path, text=text, page=Page(text))
 
 
-@pytest.fixture
-def sketched(monkeypatch):
-    """Draw nothing: figures are not what these tests look at."""
-    sketch = '<svg width="1" height="1"></svg>'
-    monkeypatch.setattr(page_module, "save", lambda figure, path: path.write_text(sketch))
-
-
 def test_the_page_holds_every_part(whole):
     assert whole.path == whole.folder / "report.html"
     assert [attrs["id"] for attrs in whole.page.of("section")] == [part for part in PARTS if part != "about"]
