@@ -49,7 +49,8 @@ def test_help_lists_the_commands(nearlm):
 
 def test_help_shows_the_steps_of_the_readme(nearlm):
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    quick, slow = (re.findall(r"^nearlm (\w+)", block, re.M) for block in readme.split("## Use")[1].split("```")[1:4:2])
+    blocks = (readme.split("```")[1], readme.split("## Use")[1].split("```")[1])
+    quick, slow = (re.findall(r"^nearlm (\w+)", block, re.M) for block in blocks)
     out = nearlm("--help")[1]
     assert re.findall(r"^  nearlm (\w+)", out, re.M) == quick
     make = out.split("Make a memory")[1].split("╰")[0]
