@@ -113,9 +113,12 @@ def test_a_wrong_type_is_refused_by_name(layout, name):
         read_defaults(layout)
 
 
-def test_the_defaults_of_an_optimized_store_are_not_missed_silently(layout):
-    layout.optimized.write_text("{}")
-    with pytest.raises(StoreError, match=r"defaults\.json is missing.*optimize\.json"):
+@pytest.mark.parametrize("name", ["optimize.json", "fit/fit.json"])
+def test_the_defaults_that_were_chosen_are_not_missed_silently(layout, name):
+    chose = layout.folder / name
+    chose.parent.mkdir(exist_ok=True)
+    chose.write_text("{}")
+    with pytest.raises(StoreError, match=rf"defaults\.json is missing.*{chose.name}"):
         read_defaults(layout)
     write_defaults(layout, SearchSettings(index="default"))
     assert read_defaults(layout) == SearchSettings(index="default")

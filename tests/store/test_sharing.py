@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nearlm.base import NearLMError, OptionError, StoreError, files
-from nearlm.search import Retriever, build_index
+from nearlm.search import Retriever, build_index, write_settings
+from nearlm.search.index import read_index_info
 from nearlm.shrink import ReduceOptions, reduce_store
-from nearlm.store import Datastore
+from nearlm.store import Datastore, Tuned
 from nearlm.store.sharing import hub_id, local_folder, pull, push, receive, take_inventory
 from synthetic import skewed_store
 
@@ -146,6 +147,20 @@ def test_damage_on_the_way_is_found(indexed, tmp_path):
         pull(tmp_path / "shared", tmp_path / "copy")
     assert not (tmp_path / "copy" / "manifest.json").exists()
     assert not list((tmp_path / "copy").glob("*.part"))
+
+
+@pytest.mark.parametrize("name", ["index/default/data-*/codes.npy", "values-00001.npy", "index/default/settings.json"])
+@pytest.mark.parametrize("share", [push, pull])
+def test_damage_is_not_passed_on(indexed, tmp_path, name, share):
+    store = Datastore.open(indexed)
+    write_settings(store, Tuned(index="default", k=8, lam=0.3, index_hash=read_index_info(store, "default").hash))
+    path = next(indexed.glob(name))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match=f"{path.name} is .*damaged"):
+        share(indexed, tmp_path / "shared")
+    assert not (tmp_path / "shared" / "manifest.json").exists()
 
 
 @pytest.mark.parametrize("name", ["../evil", "/etc/passwd", "tokenizer/../../x", "index/a/b/c.py", "code.py", ".x"])

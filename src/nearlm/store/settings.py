@@ -79,11 +79,12 @@ class Tuned(SearchSettings):
 
 def read_defaults(layout: Layout) -> SearchSettings:
     """Read which index, gate and share of skipped searches are used when none is named."""
-    if layout.optimized.exists() and not layout.defaults.exists():
-        raise StoreError(
-            f"{layout.defaults} is missing, which says what {layout.optimized.name} has chosen; restore it, or remove "
-            f"{layout.optimized.name} too, to use the store without a gate"
-        )
+    for chose in (layout.optimized, layout.fit.description):
+        if chose.exists() and not layout.defaults.exists():
+            raise StoreError(
+                f"{layout.defaults} is missing, which says what {chose.name} has chosen; restore it, or remove "
+                f"{chose.name} too, to use the store without a gate"
+            )
     noted = _read(SearchSettings, layout.defaults) or SearchSettings()
     for kind, always in (("index", DEFAULT), ("gate", NONE), ("mixture", NONE)):
         name = getattr(noted, kind)

@@ -26,12 +26,14 @@ from nearlm.store.prepared import is_settled
 CARD = "README.md"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 Fetch = Callable[[str], Path]  # from the name of a shared file to a copy of it on this machine
+Stated = dict[str, FileInfo | None]  # what is said of files; nothing of those that carry a checksum of their own
 
 
 def take_inventory(store: Datastore, *, slim: bool = False, reporter: Reporter = QUIET) -> Inventory:
     """List what of a store is passed on: records, text, finished indexes, gates and mixtures, and their tables.
 
-    A slim inventory leaves out the keys, which a search in an index needs none of.
+    A slim inventory leaves out the keys, which a search in an index needs none of. Every byte is compared with what was
+    written, so that no damage is passed on.
     """
     store.refuse_forgotten("which would be passed on")
     if not is_settled(store):
@@ -40,32 +42,47 @@ def take_inventory(store: Datastore, *, slim: bool = False, reporter: Reporter =
     slim = slim or store.slim
     if slim and not store.indexes and len(store):
         raise StoreError(f"{store.path} has no index, and without keys none can be made: nearlm index {store.path}")
-    names = [layout.manifest.name, *store.manifest.files]
-    names += [path.name for path in (layout.defaults, layout.optimized) if path.exists()]
+    stated: Stated = {layout.manifest.name: None, **store.manifest.files}
+    stated |= _stamped(layout, layout.defaults, layout.optimized)
     for name in store.indexes:
         index = layout.index(name)
-        names += _described(layout, index.description)
-        names += [_name(layout, index.settings)] if index.settings.exists() else []
+        stated |= _described(layout, index.description) | _stamped(layout, index.settings)
     for network in (*map(layout.gate, store.gates), *map(layout.mixture, store.mixtures)):
-        names += _described(layout, network.description)
+        stated |= _described(layout, network.description)
     for tables in (layout.ngrams, layout.suffixes):
-        names += _described(layout, tables.description) if tables.description.exists() else []
-    wanted = [name for name in names if not (slim and is_key_file(name))]
-    listed = dict(store.manifest.files)
+        stated |= _described(layout, tables.description) if tables.description.exists() else {}
+    wanted = {name: info for name, info in stated.items() if not (slim and is_key_file(name))}
+    found = {}
     with reporter.bar("reading", len(wanted), "files") as advance:
-        for name in wanted:
-            if name not in store.manifest.files:
-                listed[name] = FileInfo.of(store.path / name)
+        for name, info in wanted.items():
+            found[name] = _read(store.path / name, info)
             advance(1)
-    return Inventory(store.checksum, slim, {name: listed[name] for name in wanted})
+    return Inventory(store.checksum, slim, found)
 
 
-def _described(layout: Layout, description: Path) -> list[str]:
+def _read(path: Path, stated: FileInfo | None) -> FileInfo:
+    """Describe a file as it is, and refuse one that is not as it was written."""
+    found = FileInfo.of(path)
+    if stated not in (None, found):
+        raise StoreError(f"{path} is damaged: its size or checksum differs, and it would be passed on; make it again")
+    return found
+
+
+def _stamped(layout: Layout, *paths: Path) -> Stated:
+    """List those of some files that are there; each carries a checksum of its own, which is compared."""
+    there = [path for path in paths if path.exists()]
+    for path in there:
+        files.read_stamped(path)
+    return {_name(layout, path): None for path in there}
+
+
+def _described(layout: Layout, description: Path) -> Stated:
     """List a description and the files that it names; what lies elsewhere is nothing to pass on."""
     noted = from_json(dict[str, FileInfo], files.read_stamped(description).get("files"), description)
-    names = [_name(layout, description), *(f"{_name(layout, description.parent)}/{name}" for name in noted)]
-    check_shareable(names, description)
-    return names
+    beside = _name(layout, description.parent)
+    stated: Stated = {_name(layout, description): None, **{f"{beside}/{name}": info for name, info in noted.items()}}
+    check_shareable(stated, description)
+    return stated
 
 
 def _name(layout: Layout, path: Path) -> str:
