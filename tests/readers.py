@@ -241,12 +241,15 @@ def use_gate(store: Path) -> None:
 
 def use_mixture(store: Path) -> None:
     """Open a mixture with its suffix array, and ask it."""
-    from nearlm.mixing import Contexts, Known, Mixture, verify_infinigram, verify_mixture
+    from nearlm.mixing import Contexts, InfiniGram, Known, Mixture, verify_infinigram, verify_mixture
     from nearlm.store import Datastore
 
     opened = Datastore.open(store)
-    verify_mixture(opened, "default")
     verify_infinigram(opened)
+    if store.name == "edited":  # which has the suffix array alone
+        InfiniGram.open(opened)
+        return
+    verify_mixture(opened, "default")
     mixture = Mixture.load(opened)
     tokens = np.random.default_rng(0).integers(-1, 300, 40).astype(np.int32)
     known = Known.of(None, Contexts(tokens, np.zeros(9, np.int64), np.arange(9) * 4), 9)

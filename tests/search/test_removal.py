@@ -10,6 +10,7 @@ from nearlm.search.removal import drop_kept, prepare_without, settle_index
 from nearlm.store import Datastore
 from nearlm.store.compaction import compact_store
 from nearlm.store.forgetting import Choice, write_tombstones
+from nearlm.store.prepared import settle
 from synthetic import cut_documents, make_store
 
 KINDS = {"IVF8,SQ8": 8, "IVF8,SQ4": 8, "flat": None, "IVF4,Flat": 4, "IVF4,PQ4x4": 4, "HNSW8": None}
@@ -92,6 +93,18 @@ def test_the_old_index_serves_until_the_manifest_is_renamed(edited):
 
     made = compact_store(store.path, prepare, lambda now: None)
     assert seen and Retriever(made).index.records == (~gone).sum()
+
+
+def test_after_a_killed_compaction_the_data_have_the_name_that_they_would_have_had(edited):
+    store, gone = edited
+
+    def prepare(old, coming):
+        prepare_without(old, coming, "default", gone)
+        settle(old)  # as the next run does after a kill
+        prepare_without(old, coming, "default", gone)
+
+    made = compact_store(store.path, prepare, lambda now: None)
+    assert Retriever(made).info.data == f"data-{len(made):012d}"
 
 
 def test_what_merging_and_ranking_kept_goes(edited):

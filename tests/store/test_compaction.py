@@ -73,6 +73,15 @@ def test_twice_or_without_anything_forgotten_it_does_nothing(store):
     assert compact(store).document_names() == ["a", "d"]
 
 
+def test_the_folder_of_a_job_that_was_killed_while_it_closed_goes(store):
+    write_tombstones(store.path, Choice(document="b"))
+    compact(store)
+    left = store.layout.compact_job.folder
+    left.mkdir()
+    compact(store)
+    assert not left.exists()
+
+
 def test_killed_anywhere_it_is_one_state_or_the_other_and_ends_the_same(store, monkeypatch):
     write_tombstones(store.path, Choice(document="b"))
     whole = Datastore.open(store.path).checksum

@@ -33,7 +33,7 @@ def prepare_without(store: Datastore, coming: Datastore, name: str, gone: Mask, 
 def _prepared(place: IndexFiles, info: IndexInfo, store: Datastore, coming: Datastore, gone: Mask) -> bool:
     """Write and describe an index without some records; tell whether its kind allows that."""
     with files.lock(place.folder):
-        data = place.data(_free_name(place, len(coming)))
+        data = place.data(_free_name(info, len(coming)))
         try:
             _write(place.data(info.data), data, info, store.dim, gone)
         except RuntimeError:
@@ -61,9 +61,10 @@ def drop_kept(place: IndexFiles) -> None:
         files.remove(path)
 
 
-def _free_name(place: IndexFiles, records: int) -> str:
+def _free_name(info: IndexInfo, records: int) -> str:
+    """Return a name that the data in use do not have; what a killed edit left under it is written anew."""
     name = f"data-{records:012d}"
-    return f"{name}-new" if (place.folder / name).exists() else name
+    return f"{name}-new" if info.data == name else name
 
 
 def _describe(info: IndexInfo, data: IndexData, coming: Datastore) -> IndexInfo:

@@ -36,6 +36,7 @@ def compact_store(store: AnyStore, prepare: Prepare, clean: Settle, reporter: Re
         if opened.layout.build_job.started:
             raise StoreError(f"{folder} has an unfinished append; finish it by repeating its command, then compact")
         if opened.forgotten is None and not job.started:
+            job.close()  # of which a kill may have left the folder
             reporter.say(f"{folder} has no forgotten documents on disk: nothing to do")
             return opened
         if opened.forgotten is not None:
