@@ -318,7 +318,7 @@ def warm_up(knnlm: KNNLM, prompt: list[int], variants: list[str]) -> None:
         run(knnlm, name, 0, prompt, 4)
     for memory in (knnlm.memory, None):
         attached = nullcontext() if memory is None else Attachment(knnlm.lm, memory)
-        with turn(knnlm.lm.model), attached:
+        with turn(knnlm.lm.model), knnlm.lm.packed(), attached:
             costs = pass_costs(knnlm.lm, memory)
         shown = ", ".join(f"{size}: {1e3 * took:.1f}" for size, took in zip(costs.sizes, costs.seconds, strict=True))
         print(f"ms of a pass over tokens{'' if memory is None else ', with the memory'}: {shown}", file=sys.stderr)

@@ -9,6 +9,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -18,10 +19,11 @@ import numpy as np
 import pytest
 
 from nearlm.base import NearLMError, files
+from nearlm.paper.results import Parts
 
 RULES: dict[str, dict[str, float]] = {"overhead": {"overhead": 100.0}, "budget": {"budget": 5.0}}
 UNFINISHED = ("begun", "counted", "derived", "built", "trained", "fitting")
-PARTS = ("about", "main", "continuation", "baseline", "choice", "adaptive", "pruning", "pca", "k")
+PARTS = tuple(part.name for part in fields(Parts))
 ODD = [-1, 0, 1, 7, 1 << 31, 1 << 62, 1 << 70, 1e308, "", "x", "../x", "default", None, [], {}, [[]], True, "\x1b[2J"]
 
 

@@ -77,6 +77,11 @@ def test_for_a_store_without_keys_a_mixture_of_its_text_is_all_there_is(lm, bare
     assert memory.mixture.hash == made.mixture.hash and memory.retriever is None
     assert Memory.open(store, SearchSettings(mixture="none")).mixture.info.sources == ("ngram", "text")
     verify_mixture(store, "default")
+    suffixes = store.layout.suffixes.description
+    kept = suffixes.rename(suffixes.with_name("kept"))
+    with pytest.raises(StoreError, match=r"suffixes.json is missing, which mixture 'default' looks up"):
+        verify_mixture(store, "default")
+    kept.rename(suffixes)
     only = learn_all(store, valid_folder, lm, sources="knn,text", name="text")
     assert only.mixture.info.sources == ("text",)
     assert Memory.open(store, SearchSettings(mixture="text")).mixture.name == "text"

@@ -84,16 +84,26 @@ def test_what_a_build_may_have_written_is_nothing_of_the_users(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kept", "gone"), [("index/a/settings.json", "index.json"), ("gate/b/gate.safetensors", "gate.json")]
+    ("kept", "gone"),
+    [
+        ("index/a/settings.json", "index/a/index.json"),
+        ("index/a/data-000000000007/ids.npy", "index/a/index.json"),
+        ("gate/b/gate.safetensors", "gate/b/gate.json"),
+        ("mixture/c/mixture.safetensors", "mixture/c/mixture.json"),
+        ("suffixes/data-000000000007/depths.npy", "suffixes/suffixes.json"),
+        ("suffixes/depths.npy", "suffixes/suffixes.json"),
+        ("ngrams/counts-1.npy", "ngrams/ngrams.json"),
+        ("ngrams/data-0a/counts-1.npy", "ngrams/ngrams.json"),
+    ],
 )
 def test_what_describes_a_part_is_missed(tmp_path, kept, gone):
-    path = tmp_path / kept
+    path, description = tmp_path / kept, tmp_path / gone
     path.parent.mkdir(parents=True)
     path.write_bytes(b"")
-    with pytest.raises(StoreError, match=f"{gone} is missing"):
+    with pytest.raises(StoreError, match=f"{description} is missing"):
         Layout(tmp_path).check_described()
-    Job(path.parent, "made").begin({})
+    Job(description.parent, "made").begin({})
     Layout(tmp_path).check_described()  # one that is made anew has none yet
-    Job(path.parent, "made").close()
-    path.with_name(gone).write_bytes(b"")
+    Job(description.parent, "made").close()
+    description.write_bytes(b"")
     Layout(tmp_path).check_described()

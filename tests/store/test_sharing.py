@@ -13,7 +13,7 @@ from nearlm.base import NearLMError, OptionError, StoreError, files
 from nearlm.search import Retriever, build_index, write_settings
 from nearlm.search.index import read_index_info
 from nearlm.shrink import ReduceOptions, reduce_store
-from nearlm.store import Datastore, Tuned
+from nearlm.store import Datastore, SearchSettings, Tuned, write_defaults
 from nearlm.store.sharing import hub_id, local_folder, pull, push, receive, take_inventory
 from synthetic import skewed_store
 
@@ -159,6 +159,18 @@ def test_damage_is_not_passed_on(indexed, tmp_path, name, share):
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     with pytest.raises(StoreError, match=f"{path.name} is .*damaged"):
+        share(indexed, tmp_path / "shared")
+    assert not (tmp_path / "shared" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("gone", ["index/default/index.json", "defaults.json"])
+@pytest.mark.parametrize("share", [push, pull])
+def test_what_lacks_its_description_is_not_passed_on(indexed, tmp_path, gone, share):
+    layout = Datastore.open(indexed).layout
+    write_defaults(layout, SearchSettings(index="default"))
+    files.write_stamped(layout.optimized, {"plan": {}})
+    (indexed / gone).unlink()
+    with pytest.raises(StoreError, match=f"{Path(gone).name} is missing"):
         share(indexed, tmp_path / "shared")
     assert not (tmp_path / "shared" / "manifest.json").exists()
 

@@ -6,7 +6,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from nearlm.base import QUIET, Json, OptionError, Reporter, canonical_hash, files
+from nearlm.base import QUIET, Json, OptionError, Reporter, StoreError, canonical_hash, files
 from nearlm.base.arrays import FEW
 from nearlm.base.records import FileInfo
 from nearlm.mixing.advice import Advice, there_of
@@ -326,6 +326,9 @@ def verify_mixture(store: Datastore, name: str) -> MixtureInfo:
     place = mixture_files(store, name)
     info = read_trained(MixtureInfo, place, _remedy(place))
     check_sources(info.sources, 1 + len(info.others))
+    suffixes = store.layout.suffixes.description
+    if NGRAM in info.sources and not suffixes.exists():
+        raise StoreError(f"{suffixes} is missing, which mixture {name!r} looks up; {_remedy(place)}")
     return info
 
 

@@ -81,17 +81,24 @@ class Layout:
         return sorted(path.parent.name for path in self.folder.glob(f"{kind}/*/{kind}.json"))
 
     def check_described(self) -> None:
-        """Refuse settings, gates and mixtures whose descriptions, which are written before or with them, are gone."""
+        """Refuse what is finished, by its last file, but whose description, which is written with it, is gone."""
         described = {
             "index/*/settings.json": "index.json",
+            "index/*/data-*": "index.json",
             "gate/*/gate.safetensors": "gate.json",
             "mixture/*/mixture.safetensors": "mixture.json",
+            "suffixes/depths.npy": "suffixes.json",
+            "suffixes/data-*/depths.npy": "../suffixes.json",
+            "ngrams/*.npy": "ngrams.json",
+            "ngrams/data-*": "ngrams.json",
         }
         for pattern, description in described.items():
             for path in sorted(self.folder.glob(pattern)):
-                unfinished = any(path.parent.glob("*.job/plan.json"))
-                if not (unfinished or path.with_name(description).exists()):
-                    raise StoreError(f"{path.with_name(description)} is missing; restore it, or remove {path.parent}")
+                folder = path.parents[description.count("../")]
+                name = description.removeprefix("../")
+                unfinished = any(folder.glob("**/*.job/plan.json")) or (folder / "next.json").exists()
+                if not (unfinished or (folder / name).exists()):
+                    raise StoreError(f"{folder / name} is missing; restore it, or remove {folder}")
 
     def of_a_build(self) -> list[Path]:
         """List all that a build or append may have written, finished or not."""

@@ -22,6 +22,7 @@ from nearlm.store.datastore import AnyStore, Datastore
 from nearlm.store.inventory import Inventory, check_shareable, read_inventory
 from nearlm.store.layout import Layout, is_key_file
 from nearlm.store.prepared import is_settled
+from nearlm.store.settings import read_defaults
 
 CARD = "README.md"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -39,6 +40,8 @@ def take_inventory(store: Datastore, *, slim: bool = False, reporter: Reporter =
     if not is_settled(store):
         raise StoreError(f"an edit of {store.path} was cut off while it tidied up; repeat it, then push")
     layout = store.layout
+    layout.check_described()
+    read_defaults(layout)
     slim = slim or store.slim
     if slim and not store.indexes and len(store):
         raise StoreError(f"{store.path} has no index, and without keys none can be made: nearlm index {store.path}")
