@@ -1,7 +1,7 @@
 """Two stores of unlike domains with one model: each alone, both at once, on text of either domain and on other text.
 
     python benchmarks/several_stores.py licences manuals --valid spdx:valid pydocs:valid --test spdx:test pydocs:test
-        --unrelated 'docs/*.md' [--tokens 8000] [--json]
+        --unrelated 'docs/*.md' [--tokens 8000] [--valid-tokens 30000] [--json]
 
 Each store needs a tuned index or gets one tuned, and a mixture, on its own validation text; then one mixture is
 learned for both on both texts. They are kept in the stores, so give copies. Everything comes from one pass of the
@@ -122,6 +122,7 @@ def main() -> None:
     parser.add_argument("--test", nargs=2, required=True)
     parser.add_argument("--unrelated", nargs="+", default=[])
     parser.add_argument("--tokens", type=int, default=8000)
+    parser.add_argument("--valid-tokens", type=int, default=30_000, help="of each validation text")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     warnings.simplefilter("ignore", NearLMWarning)
@@ -129,7 +130,7 @@ def main() -> None:
     stores = open_stores(asked.stores)
     names = store_names(stores)
     lm = load_lm(stores[0])
-    traces = [trace_text(lm, stores[0], excerpt(text, asked.tokens), reporter) for text in asked.valid]
+    traces = [trace_text(lm, stores[0], excerpt(text, asked.valid_tokens), reporter) for text in asked.valid]
     for store, traced in zip(stores, traces, strict=True):
         learn(store, traced.text, lm, reporter)
     both = joined(traces, stores[0].reading())
