@@ -139,6 +139,15 @@ def test_other_folders_and_stores_are_left_alone(indexed, tmp_path):
         push(indexed, tmp_path / "file")
 
 
+def test_a_push_that_was_killed_as_it_began_resumes(indexed, tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / ".lock").touch()
+    (tmp_path / "shared" / "shared.json.part").write_text("{")
+    push(indexed, tmp_path / "shared")
+    assert not list((tmp_path / "shared").glob("*.part"))
+    pull(tmp_path / "shared", tmp_path / "copy").verify()
+
+
 def test_damage_on_the_way_is_found(indexed, tmp_path):
     push(indexed, tmp_path / "shared")
     path = tmp_path / "shared" / "values-00001.npy"

@@ -223,7 +223,9 @@ def _refuse_other(layout: Layout, inventory: Inventory) -> None:
     """Refuse a folder that holds something else than (a part of) this very store."""
     if layout.folder.exists() and not layout.folder.is_dir():
         raise StoreError(f"{layout.folder} is a file, expected a folder for the store; choose another")
-    there = [path.name for path in layout.folder.iterdir() if path.name != ".lock"] if layout.folder.is_dir() else []
+    begun = {".lock", f"{layout.shared.name}.part"}  # what a copy leaves that was killed as it began
+    there = [path.name for path in layout.folder.iterdir()] if layout.folder.is_dir() else []
+    there = [name for name in there if name not in begun]
     same = layout.shared.exists() and read_inventory(layout.shared) == inventory
     if there and not same:
         what = "another store" if layout.is_store or layout.shared.exists() else repr(sorted(there)[0])
