@@ -12,9 +12,8 @@ from nearlm.mixing.candidates import from_neighbors, from_text
 from nearlm.mixing.contexts import Contexts
 from nearlm.mixing.few_contexts import few_from_infinigram, few_from_text, few_log_weights, few_neighbors, few_proposals
 from nearlm.mixing.infinigram_building import build_infinigram
-from nearlm.mixing.mixture import experts_count
-from nearlm.mixing.mixture_features import KNN, NGRAM, SOURCES, TEXT, Known, Proposal, features_of, propose, width_of
-from nearlm.mixing.mixture_network import MixtureNetwork
+from nearlm.mixing.mixture_features import KNN, NGRAM, SOURCES, TEXT, Known, Proposal, features_of, propose
+from nearlm.mixing.mixture_network import network_of
 from nearlm.search import Neighbors
 from nearlm.store import Datastore
 
@@ -84,7 +83,7 @@ def test_weights(sources, searched):
     if KNN in sources and len(rows):
         found[KNN] = Proposal(rows, few_neighbors(neighbors(len(rows)), 2.0))
     torch.manual_seed(1)
-    weigher = MixtureNetwork(width_of(sources), experts_count(sources)).frozen()
+    weigher = network_of(sources).frozen()
     expected = weigher.log_weights(features_of(sources, known, found), there_of(sources, found, ROWS))
     np.testing.assert_array_equal(few_log_weights(sources, known, found, weigher), expected)
     np.testing.assert_allclose(np.exp(expected).sum(1), 1, rtol=1e-6)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +10,7 @@ from nearlm.mixing.advice import log_p_of, log_sum, there_of
 from nearlm.mixing.candidates import from_neighbors
 from nearlm.mixing.contexts import Contexts
 from nearlm.mixing.mixture_features import Known, Proposal, experts_of, features_of, width_of
-from nearlm.mixing.mixture_network import MixtureNetwork
+from nearlm.mixing.mixture_network import MixtureNetwork, network_of
 from nearlm.mixing.odds import Alone, Odds
 from nearlm.mixing.usual import USUAL_SOURCES, UsualWeights
 from nearlm.search import Neighbors
@@ -62,6 +63,35 @@ def test_odds_are_those_that_each_memory_gives():
         expected[:, experts[1:]] += alone[:, 1:] / alone[:, :1]
     expected[:, 13] /= 2
     np.testing.assert_allclose(weights, expected / expected.sum(1, keepdims=True), rtol=1e-5, atol=1e-12)
+
+
+def test_a_network_begins_with_the_odds():
+    own = ("knn", "ngram")
+    alone = [network(own), network(own)]
+    for number, net in enumerate(alone):
+        net.mean += 0.3 * number
+        net.scale *= 0.5 + 0.2 * number
+    odds = Odds(tuple(Alone(own, net) for net in alone))
+    features, there = features_for(odds.sources)
+    begun = network_of(odds.sources).eval()
+    begun.fit(torch.from_numpy(features))
+    begun.scale *= 0.5  # nothing is clipped
+    odds.begin(begun)
+    np.testing.assert_allclose(begun.log_weights(features, there), odds.log_weights(features, there), 1e-4, 1e-4)
+    with_text = Odds((Alone(ALL, network(ALL)), Alone(ALL, network(ALL))))
+    begun = network_of(PAIR).eval()
+    with_text.begin(begun)
+    features, there = features_for(PAIR)
+    there[:, -1] = False  # whose odds are a mean, here of their logs
+    np.testing.assert_allclose(begun.log_weights(features, there), with_text.log_weights(features, there), 1e-4, 1e-4)
+
+
+def test_without_a_network_for_each_memory_nothing_is_begun():
+    odds = Odds((Alone(("knn",), network(("knn",))), Alone(("knn",), None, 0.3)))
+    fresh = network_of(odds.sources)
+    before = [parameter.clone() for parameter in fresh.parameters()]
+    odds.begin(fresh)
+    assert all(torch.equal(*pair) for pair in zip(before, fresh.parameters(), strict=True))
 
 
 def test_a_memory_without_keys_takes_part():

@@ -21,6 +21,7 @@ from nearlm.base import (
     Ids,
     Int32s,
     Ints,
+    Job,
     Reporter,
     StoreError,
     available_ram,
@@ -56,12 +57,17 @@ def build_infinigram(store: AnyStore, reporter: Reporter = QUIET) -> InfiniGram:
     with files.lock(place.folder, wait=reporter.say):
         if isinstance(store, str | Path):
             opened = Datastore.open(store)  # it may have been appended to while this waited
+        job = Job(
+            place.folder, "suffixes"
+        )  # tells arrays that are not described yet from those whose description is lost
         used = _usable(opened)
         if used is None or used.tokens < len(opened.tokens):
             _refuse_changed(opened)
+            job.resume({})
             _remove_others(place, used)
             used = _build(opened, reporter)
         _remove_others(place, used)
+        job.close()
     return InfiniGram.open(opened)
 
 

@@ -26,10 +26,8 @@ from nearlm.mixing.mixture_features import (
     name_at,
     parse_sources,
     propose,
-    source_of,
-    width_of,
 )
-from nearlm.mixing.mixture_network import MixtureNetwork, Weigher
+from nearlm.mixing.mixture_network import MixtureNetwork, Weigher, network_of
 from nearlm.mixing.mixture_training import MixtureVerdict, Searched, learn_mixture, mixture_examples
 from nearlm.mixing.network_files import check_described, load_network, read_trained, save_trained
 from nearlm.mixing.odds import Odds
@@ -311,7 +309,7 @@ def untrained_mixture(
 ) -> Mixture:
     """Make a mixture whose weights mean nothing, to time it."""
     info = untrained_info(sources, search_only(tuned))
-    return Mixture("untrained", info, MixtureNetwork(width_of(sources), experts_count(sources)).eval(), infinigram)
+    return Mixture("untrained", info, network_of(sources).eval(), infinigram)
 
 
 def mixture_files(store: Datastore, name: str) -> NetworkFiles:
@@ -333,13 +331,7 @@ def verify_mixture(store: Datastore, name: str) -> MixtureInfo:
 
 
 def _read_network(place: NetworkFiles, info: MixtureInfo) -> MixtureNetwork:
-    make = partial(MixtureNetwork, width_of(info.sources), experts_count(info.sources))
-    return load_network(make, place.weights, _remedy(place))
-
-
-def experts_count(sources: tuple[str, ...]) -> int:
-    """Return how many experts there are, with the LM."""
-    return 1 + sum(source_of(name).experts for name in sources)
+    return load_network(partial(network_of, info.sources), place.weights, _remedy(place))
 
 
 def _remedy(place: NetworkFiles) -> str:

@@ -268,6 +268,16 @@ def width_of(sources: tuple[str, ...]) -> int:
     return 3 + sum(source_of(name).width for name in sources) + len(sources) * (len(sources) - 1)
 
 
+def experts_count(sources: tuple[str, ...]) -> int:
+    """Return how many experts there are, with the LM."""
+    return 1 + sum(source_of(name).experts for name in sources)
+
+
+def stores_count(sources: tuple[str, ...]) -> int:
+    """Return how many stores sources look at."""
+    return 1 + max(map(store_of, sources))
+
+
 def experts_of(sources: tuple[str, ...]) -> dict[str, slice]:
     """Return the places of each source's experts among all; the LM is the first."""
     places = {}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nearlm.base import Doubles, Floats
+from nearlm.mixing.mixture_features import experts_count, stores_count, width_of
 
 HIDDEN = 64
 DROPOUT = 0.1
@@ -21,19 +22,24 @@ class MixtureNetwork(nn.Module):
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, features: int, experts: int, linear: type[nn.Linear] = nn.Linear):
+    def __init__(self, features: int, experts: int, hidden: int = HIDDEN, linear: type[nn.Linear] = nn.Linear):
         super().__init__()
         self.mlp = nn.Sequential(
-            linear(features, HIDDEN),
+            linear(features, hidden),
             nn.ReLU(),
             nn.Dropout(DROPOUT),
-            linear(HIDDEN, HIDDEN),
+            linear(hidden, hidden),
             nn.ReLU(),
             nn.Dropout(DROPOUT),
-            linear(HIDDEN, experts),
+            linear(hidden, experts),
         )
         self.register_buffer("mean", torch.zeros(features))
         self.register_buffer("scale", torch.ones(features))
+
+    @property
+    def layers(self) -> list[nn.Linear]:
+        """The three layers, first to last."""
+        return [layer for layer in self.mlp if isinstance(layer, nn.Linear)]
 
     def fit(self, features: Tensor) -> None:
         """Learn mean and spread of the features."""
@@ -47,13 +53,17 @@ class MixtureNetwork(nn.Module):
 
     def frozen(self) -> "Weigher":
         """Return what the network computes now, to be used many times."""
-        layers = [layer for layer in self.mlp if isinstance(layer, nn.Linear)]
-        tensors = [self.mean, self.scale, *(part for layer in layers for part in (layer.weight.T, layer.bias))]
+        tensors = [self.mean, self.scale, *(part for layer in self.layers for part in (layer.weight.T, layer.bias))]
         return Weigher(*(np.array(tensor.detach().numpy(), np.float32, order="C") for tensor in tensors))
 
     def log_weights(self, features: Floats, there: Any) -> Doubles:
         """Return the log weights of many contexts, without dropout."""
         return self.frozen().log_weights(features, there)
+
+
+def network_of(sources: tuple[str, ...], linear: type[nn.Linear] = nn.Linear) -> MixtureNetwork:
+    """Make an untrained network for sources, the wider the more stores they look at."""
+    return MixtureNetwork(width_of(sources), experts_count(sources), HIDDEN * stores_count(sources), linear)
 
 
 class Weigher(NamedTuple):

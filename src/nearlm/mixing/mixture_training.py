@@ -32,9 +32,8 @@ from nearlm.mixing.mixture_features import (
     kind_of,
     name_at,
     propose,
-    width_of,
 )
-from nearlm.mixing.mixture_network import MixtureNetwork, mixture_loss
+from nearlm.mixing.mixture_network import MixtureNetwork, mixture_loss, network_of
 from nearlm.mixing.odds import Odds
 from nearlm.mixing.traces import LMTrace, Trace
 from nearlm.mixing.usual import UsualWeights
@@ -137,16 +136,25 @@ def mixture_examples(
 
 
 def train_mixture(
-    examples: MixtureExamples, split: Split, seed: int, advance: Callable[[int], None] = lambda count: None
+    examples: MixtureExamples,
+    split: Split,
+    seed: int,
+    advance: Callable[[int], None] = lambda count: None,
+    odds: Odds | None = None,
 ) -> MixtureNetwork:
-    """Train a network by likelihood and keep its best state on the held-out rows; the same seed, the same network."""
+    """Train a network by likelihood and keep its best state on the held-out rows; the same seed, the same network.
+
+    That of several stores begins with what was learned for each alone, if odds are given.
+    """
     held = examples[split.held]
     judges = (held, held.without_search())
     with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(seed)
         rng = np.random.default_rng(seed)
-        network = MixtureNetwork(width_of(examples.sources), examples.log_p.shape[1])
+        network = network_of(examples.sources)
         network.fit(torch.from_numpy(examples.features[split.train]))
+        if odds is not None:
+            odds.begin(network)
         optimiser = torch.optim.Adam(network.parameters(), lr=_RATE)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, _EPOCHS, _RATE / 20)
         best, value, since = copy.deepcopy(network), _judge(network, judges), 0
@@ -184,13 +192,18 @@ class MixtureVerdict:
 
 
 def learn_mixture(
-    examples: MixtureExamples, traced: LMTrace, constant: Doubles, seed: int, reporter: Reporter
+    examples: MixtureExamples,
+    traced: LMTrace,
+    constant: Doubles,
+    seed: int,
+    reporter: Reporter,
+    odds: Odds | None = None,
 ) -> tuple[MixtureNetwork, MixtureVerdict]:
     """Train a network on nine tenths of a text and judge it on the rest, against log p by what nobody trained."""
     split = split_rows(traced.text.documents, seed)
     warn_few(len(examples), "mixture", reporter)
     with reporter.bar("training the mixture", _EPOCHS * len(split.train), "tokens") as advance:
-        network = train_mixture(examples, split, seed, advance)
+        network = train_mixture(examples, split, seed, advance, odds)
     return network, judge_mixture(network, examples, split, constant)
 
 

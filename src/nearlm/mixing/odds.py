@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from nearlm.base import Doubles, Floats, Ints
 from nearlm.mixing.candidates import MAIN
@@ -27,7 +28,7 @@ from nearlm.mixing.mixture_features import (
     join_sources,
     name_at,
 )
-from nearlm.mixing.mixture_network import MixtureNetwork, Weigher
+from nearlm.mixing.mixture_network import HIDDEN, MixtureNetwork, Weigher
 from nearlm.mixing.usual import UsualWeights
 
 _LEAST = 1e-9  # of the LM's weight
@@ -52,6 +53,32 @@ class Odds:
     def sources(self) -> tuple[str, ...]:
         """The sources of all, by name."""
         return join_sources([one.sources for one in self.alone])
+
+    def begin(self, network: MixtureNetwork) -> None:
+        """Let a network to be trained for all sources begin with these odds: each memory's own network is a part of it.
+
+        The text so far has the mean of the log odds that they give it. A memory of one λ has no network to begin with;
+        then nothing changes.
+        """
+        networks = [one.network for one in self.alone if isinstance(one.network, MixtureNetwork)]
+        if len(networks) < len(self.alone):
+            return
+        first, second, last = network.layers
+        shared = np.bincount(np.concatenate([experts[1:] for _, experts in self._places]))
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.zero_()
+            for number, (own, (columns, experts)) in enumerate(zip(networks, self._places, strict=True)):
+                part = slice(number * HIDDEN, (number + 1) * HIDDEN)
+                own_first, own_second, own_last = own.layers
+                moved = (network.mean[columns] - own.mean) * own.scale
+                first.weight[part, columns] = own_first.weight * (own.scale / network.scale[columns])
+                first.bias[part] = own_first.bias + own_first.weight @ moved
+                second.weight[part, part] = own_second.weight
+                second.bias[part] = own_second.bias
+                share = torch.from_numpy(1 / shared[experts[1:]]).float()
+                last.weight[experts[1:], part] = share[:, None] * (own_last.weight[1:] - own_last.weight[0])
+                last.bias[experts[1:]] += share * (own_last.bias[1:] - own_last.bias[0])
 
     def frozen(self) -> "Odds":
         """Return itself: there is nothing to learn."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from nearlm.base import QUIET, NearLMWarning, OptionError, Reporter, StoreError, files
+from nearlm.base import QUIET, Doubles, NearLMWarning, OptionError, Reporter, StoreError, files
 from nearlm.mixing.infinigram_building import build_infinigram
 from nearlm.mixing.memory import Memory, warn_short
 from nearlm.mixing.mixture import (
@@ -201,7 +201,9 @@ def _learn(
         for one, own, found in zip(parts, kinds, searched, strict=True)
     ]
     examples = mixture_examples(traced, join_sources(kinds), *sides[0], sides[1:])
-    network, verdict = learn_mixture(examples, traced, _untrained(parts, searched, traced), known["seed"], reporter)
+    odds, untrained = _untrained(parts, searched, traced)
+    begun = odds if odds.sources == examples.sources else None
+    network, verdict = learn_mixture(examples, traced, untrained, known["seed"], reporter, begun)
     warn_not_better(verdict, "the weights of each store alone", reporter)
     first, *others = [_describe(one, name) for one, name in zip(parts, names, strict=True)]
     return network, MixtureInfo(
@@ -227,9 +229,10 @@ def _search(memory: Memory, traced: LMTrace, reporter: Reporter) -> Searched | N
     return Searched(search_for(traced, memory.retriever, memory.settings, reporter), memory.settings)
 
 
-def _untrained(parts: Sequence[Memory], searched: Sequence[Searched | None], traced: LMTrace) -> Any:
-    """Return log p of every token by the weights of each store alone."""
+def _untrained(parts: Sequence[Memory], searched: Sequence[Searched | None], traced: LMTrace) -> tuple[Odds, Doubles]:
+    """Return the weights of each store alone, and log p of every token by them."""
     mixture = join_memories(parts).mixture
     assert mixture is not None and isinstance(mixture.network, Odds)
     sides = [StoreSide(*pair) for pair in zip(mixture.infinigrams, searched, strict=True)]
-    return mixture_examples(traced, mixture.info.sources, *sides[0], sides[1:]).log_mixture(mixture.network)
+    examples = mixture_examples(traced, mixture.info.sources, *sides[0], sides[1:])
+    return mixture.network, examples.log_mixture(mixture.network)
