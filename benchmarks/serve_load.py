@@ -1,6 +1,6 @@
 """Load on a real server, over the loopback only: throughput together and one after another, time to the first token.
 
-    python benchmarks/serve_load.py cache:smollm2-spdx
+    python benchmarks/serve_load.py cache:smollm2-spdx [--no-draft]
     python benchmarks/serve_load.py cache:smollm2-spdx --minutes 10
 
 The second form sends eight times as many requests at once as the server computes together, for some minutes: every
@@ -217,10 +217,11 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=0.0, help="at eight times the load that is computed together")
+    parser.add_argument("--no-draft", action="store_true", help="one token per pass and request")
     given = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     options = ("--max-batch", str(BATCH), "--max-queue", str(4 * BATCH)) if given.minutes else ()
-    with server(given.store, *options) as (url, pid):
+    with server(given.store, *options, *(("--no-draft",) if given.no_draft else ())) as (url, pid):
         if given.minutes:
             return 0 if overload(url, pid, min(given.minutes, 60), given.tokens) else 1
         measure(url, given.clients, given.tokens, given.rounds)

@@ -44,3 +44,14 @@ def test_columns_are_taken_back_and_rows_still_end_together():
         for (keys, values), (wanted, _) in zip(past.piece(row).layers, expected.layers, strict=True):
             assert torch.equal(keys[:, : expected.length], wanted) and torch.equal(keys, values)
             assert keys[0, expected.length :, 0].tolist() == [0.0, 1.0][:added]
+
+
+def test_columns_of_a_pass_are_taken_back_outside_of_it():
+    past = Past([piece(5, 0), piece(2, 1)])
+    with torch.inference_mode():
+        for layer in past.cache.layers:
+            new = torch.zeros(2, *layer.keys.shape[1:2], 500, layer.keys.shape[-1])
+            layer.update(new, new)  # whose buffers are made within the pass
+    past.grow(500)
+    past.shrink([1, 3])
+    assert (past.lengths, past.width) == ([504, 499], 504)

@@ -93,6 +93,7 @@ class Past:
         self.lengths = [length + columns for length in self.lengths]
         self.width += columns
 
+    @torch.inference_mode()  # as passes are, whose buffers cannot be changed outside of it
     def shrink(self, columns: Sequence[int]) -> None:
         """Take the last columns of each row back; rows that lose more than others are moved, to end with them."""
         begins = [self.width - length for length in self.lengths]
