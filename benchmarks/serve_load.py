@@ -34,6 +34,7 @@ IN NO EVENT SHALL THE AUTHORS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
 The above copyright notice and this permission notice shall be included""".splitlines()
 TIE = 2e-3  # nats: tokens that are this close may change places with the rounding of sums
 BATCH = 8
+REQUESTS = 4  # of each client, so that the load is steady most of the time
 
 
 @dataclass
@@ -92,13 +93,14 @@ def ask(client: httpx.Client, prompt: str, model: str, tokens: int, *, explain: 
     return made
 
 
-def together(url: str, clients: int, model: str, tokens: int) -> tuple[float, list[Answer]]:
-    """Send a request of each client at once; return tokens per second and the answers."""
+def together(url: str, clients: int, model: str, tokens: int, requests: int = 1) -> tuple[float, list[Answer]]:
+    """Send requests of all clients at once, those of each one after another; return tokens per second and answers."""
     found: list[Answer] = []
 
     def run(number: int) -> None:
         with httpx.Client(base_url=url, timeout=600) as client:
-            found.append(ask(client, PROMPTS[number % len(PROMPTS)], model, tokens))
+            for turn in range(requests):
+                found.append(ask(client, PROMPTS[(number + turn) % len(PROMPTS)], model, tokens))
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(clients)]
     started = time.perf_counter()
@@ -124,8 +126,8 @@ def measure(url: str, clients: int, tokens: int, rounds: int) -> None:
     firsts: dict[str, list[float]] = {"one after another": [], f"{clients} clients at once": []}
     for _ in range(rounds):
         for model in (name, f"{name}:off"):
-            alone, lone = one_by_one(url, clients // 2, model, tokens)
-            speed, answers = together(url, clients, model, tokens)
+            alone, lone = one_by_one(url, clients, model, tokens)
+            speed, answers = together(url, clients, model, tokens, REQUESTS)
             speeds.setdefault((model, "one after another"), []).append(alone)
             speeds.setdefault((model, f"{clients} clients"), []).append(speed)
             if model == name:

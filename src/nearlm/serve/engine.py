@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from nearlm.base import Doubles, Int32s
+from nearlm.base.threads import apart
 from nearlm.knnlm.attachment import Attachment
 from nearlm.knnlm.draft_length import Pace
 from nearlm.knnlm.pass_costs import pass_costs
@@ -61,7 +62,7 @@ class Engine:
 
     def start(self) -> None:
         """Find out how the model can be run, and begin."""
-        _ = self._decoder.together
+        apart(lambda: self._decoder.together)
         self._thread.start()
 
     def prepare_drafts(self, memory: Memory) -> None:

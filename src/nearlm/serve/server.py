@@ -11,6 +11,7 @@ from typing import Any
 import uvicorn
 
 from nearlm.base import QUIET, OptionError, Reporter
+from nearlm.base.threads import apart
 from nearlm.serve.app import make_app
 from nearlm.serve.catalog import Catalog
 from nearlm.serve.limits import Limits
@@ -63,7 +64,7 @@ def serve(
     check_host(host, key)
     bound = listen(host, port)
     metrics = Metrics()
-    catalog = Catalog.open(stores, limits, metrics, draft=draft, **loading)
+    catalog = apart(lambda: Catalog.open(stores, limits, metrics, draft=draft, **loading))
     server = make_server(catalog, limits, metrics, key, any_host=not is_loopback(host))
     for engine in catalog.engines:
         engine.start()
