@@ -1,11 +1,12 @@
 """Where the time of a search goes, part by part, and how far it is from what this machine can do.
 
     python benchmarks/search_profile.py STORE --text spdx:valid [--max-tokens 8000] [--index default] [--nprobe 8]
-        [--k 1024] [--batches 1 8 128 1024] [--rounds 15] [--against CHECKOUT]
+        [--k 1024] [--batches 1 8 128 1024] [--rounds 15] [--against CHECKOUT [--before INDEX]]
 
 Queries are the LM's own over a text. µs per query, medians over the rounds; "look-up" is of tokens and weights, "p_kNN"
 of one temperature, "Python" what is left. Up to 32 queries are searched by one kernel; their parts are those of the
-steps that a batch takes. With --against, the scan of another checkout searches the same lists in turn.
+steps that a batch takes. With --against, the scan of another checkout searches the same lists in turn, or those of
+another index of the store (--before, of a kind that it knows).
 The roofline: a scan must read every list that is probed once per batch, and multiply every query with every record of
 its lists; both are measured alone, with as many threads.
 """
@@ -28,7 +29,7 @@ from nearlm.mixing.equations import log_p_knn
 from nearlm.search import Retriever
 from nearlm.search.nearest import EVERY, guess_limits, select
 from nearlm.search.vectors import ROWS, multiply
-from nearlm.search.visits import Visits, visit, weigh
+from nearlm.search.visits import Coding, Visits, visit, weigh
 from nearlm.store import Datastore
 from nearlm.store.model_files import load_lm
 from nearlm.text import TextSource
@@ -59,14 +60,14 @@ def search_by_parts(retriever: Retriever, queries: Any, targets: Any, k: int, np
     clock.tick("transform")
     if len(x) <= FEW:
         numba.set_num_threads(1)
-    probed = scan._probe(x, nprobe)
+    probed = scan.probe(x, nprobe)
     clock.tick("coarse")
     visits = Visits.plan(probed, lists.offsets)
     sampled = visits.sample(lists.offsets, EVERY)
     distances = np.full((len(x), k), np.inf, np.float32)
     ids = np.full((len(x), k), -1, np.int64)
     clock.tick("plan")
-    weights = weigh(x, scan.centroids, scan.scale, scan.centre, visits)
+    weights = weigh(x, scan.centroids, scan.scale, scan.centre, visits, scan.coding)
     clock.tick("weights")
     limits = np.full(len(x), np.inf, np.float32)
     sample = visit(weights, limits, lists, sampled, scan._room(sampled))
@@ -118,17 +119,17 @@ def _multiply(weights, codes, sums, times):  # type: ignore[no-untyped-def]
             multiply(weights, 0, 4, codes, 0, 1, ROWS, sums[part])
 
 
-def roofline(codes: Any, rounds: int = 7) -> tuple[float, float]:
-    """Return bytes/s of reading codes, and multiply-adds/s of codes that stay in the cache."""
+def roofline(codes: Any, coding: Coding, rounds: int = 7) -> tuple[float, float]:
+    """Return bytes/s of reading codes, and products/s of records that stay in the cache with queries."""
     out = np.zeros(64, np.int64)
-    weights = np.ones((4, codes.shape[1]), np.int16)
-    block = np.ascontiguousarray(codes[:ROWS])
+    weights = np.ones((4, coding.width), coding.kind)
+    block = np.zeros((ROWS, coding.code_width), np.int8)
     sums = np.zeros((64, 4, ROWS), np.int32)
     words = codes.reshape(-1)[: codes.size // 8 * 8].view(np.int64)
     _read(words, out)
     _multiply(weights, block, sums, 1)
     reading, multiplying = median_times(rounds, lambda: _read(words, out), lambda: _multiply(weights, block, sums, 200))
-    return codes.nbytes / reading, 64 * 200 * 4 * ROWS * codes.shape[1] / multiplying
+    return codes.nbytes / reading, 64 * 200 * 4 * ROWS / multiplying
 
 
 class Profile:
@@ -143,16 +144,17 @@ class Profile:
         self.targets = np.asarray(traced.text.targets)
         self.retriever = Retriever(self.store, options.index, nprobe=options.nprobe)
         self.scan: Any = self.retriever.index.scan
-        self.other = other_scan(options.against, self.retriever) if options.against else None
+        self.before = Retriever(self.store, options.before or options.index, nprobe=options.nprobe)
+        self.other = other_scan(options.against, self.before) if options.against else None
         self.codes = np.asarray(self.scan.lists.codes)
-        self.read, self.multiplied = roofline(self.codes)
+        self.read, self.multiplied = roofline(self.codes, self.scan.coding)
 
     def head(self) -> str:
         """Say what is searched, and what this machine can do."""
         options = self.options
         lists = f"{len(self.scan.lists.offsets) - 1} lists, {options.nprobe} probed, k={options.k}"
-        machine = f"reads {self.read / 1e9:.1f} GB/s and multiplies {self.multiplied / 1e9:.0f} G/s"
-        return f"{len(self.store):,} records, {self.codes.shape[1]} axes, {lists}; this machine {machine}"
+        machine = f"reads {self.read / 1e9:.1f} GB/s and multiplies {self.multiplied / 1e9:.1f} G records/s"
+        return f"{len(self.store):,} records, codes of {self.codes.shape[1]} bytes, {lists}; this machine {machine}"
 
     def row(self, batch: int) -> str:
         """Measure searches of one size."""
@@ -170,9 +172,11 @@ class Profile:
         return f"| {batch} | {numbers} | {before} |"
 
     def _whole(self, queries: Any) -> list[float]:
-        x = self.retriever.index.transform_keys(self.store.project(queries))
-        scans = [scan for scan in (self.scan, self.other) if scan is not None]
-        runs = [partial(scan.search, x, self.options.k, self.options.nprobe, ordered=False) for scan in scans]
+        scans = [(self.scan, self.retriever), *([(self.other, self.before)] if self.other else [])]
+        runs = []
+        for scan, retriever in scans:
+            x = retriever.index.transform_keys(self.store.project(queries))
+            runs.append(partial(scan.search, x, self.options.k, self.options.nprobe, ordered=False))
         median_times(2, *runs)
         return median_times(self.options.rounds, *runs)
 
@@ -181,7 +185,7 @@ class Profile:
         lists = np.unique(visits.probed[visits.probed >= 0])
         records = int(np.diff(self.scan.lists.offsets)[lists].sum())
         width = self.codes.shape[1]
-        return max(records * width / self.read, visits.candidates * width / self.multiplied)
+        return max(records * width / self.read, visits.candidates / self.multiplied)
 
 
 def main() -> None:
@@ -195,6 +199,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 128, 1024, 2048])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--against", type=Path)
+    parser.add_argument("--before", metavar="INDEX")
     options = parser.parse_args()
     profile = Profile(options)
     print(profile.head())

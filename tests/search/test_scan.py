@@ -20,6 +20,14 @@ def make_index(records, dim, nlist, seed=0, by_residual=True, code=EIGHT):
     return index, (keys[rng.integers(0, records, 40)] + rng.normal(0, 0.1, (40, dim))).astype(np.float32)
 
 
+def slack(scan, queries):
+    """How far distances may be from those of queries that are not rounded: six standard errors, for 4-bit codes."""
+    if not scan.lists.packed:
+        return {"rtol": 1e-4, "atol": 0.01}
+    weights = (queries[:, None] - scan.centroids - scan.centre) * scan.scale
+    return {"rtol": 1e-4, "atol": 6 * np.abs(weights).max() / 127 * (64 / 12 * queries.shape[1]) ** 0.5}
+
+
 def scan_of(index, folder):
     write_lists(index, IndexData(folder))
     codec = without_lists(index)
@@ -39,8 +47,9 @@ def test_a_scan_finds_what_faiss_finds(tmp_path, by_residual, code, dim, nlist, 
     missing = true_ids < 0
     np.testing.assert_array_equal(ids < 0, missing)
     assert np.isinf(distances[missing]).all()
-    np.testing.assert_allclose(distances[~missing], expected[~missing], rtol=1e-4, atol=0.01)
-    assert np.mean([len(set(a) & set(b)) / len(set(a)) for a, b in zip(ids, true_ids, strict=True)]) > 0.99
+    np.testing.assert_allclose(distances[~missing], expected[~missing], **slack(scan, queries))
+    same = np.mean([len(set(a) & set(b)) / len(set(a)) for a, b in zip(ids, true_ids, strict=True)])
+    assert same > (0.99 if code == EIGHT else 0.9)
 
 
 @pytest.mark.parametrize("code", [EIGHT, FOUR])
@@ -52,7 +61,7 @@ def test_distances_are_those_of_the_decoded_keys(tmp_path, code):
     distances, ids = scan.search(queries, 500, 4)
     assert all(set(row) == set(range(500)) for row in ids)
     true = ((queries[:, None] - keys[ids]) ** 2).sum(-1)
-    np.testing.assert_allclose(distances, true, rtol=1e-4, atol=0.01)
+    np.testing.assert_allclose(distances, true, **slack(scan, queries))
     assert (np.diff(distances, axis=1) >= 0).all()
 
 
@@ -132,8 +141,9 @@ def test_lists_with_wide_ids_as_they_were_written_once_are_read(tmp_path):
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_results_depend_neither_on_the_batch_nor_on_threads(tmp_path):
-    index, queries = make_index(3000, 24, 8)
+@pytest.mark.parametrize("code", [EIGHT, FOUR])
+def test_results_depend_neither_on_the_batch_nor_on_threads(tmp_path, code):
+    index, queries = make_index(3000, 24, 8, code=code)
     scan, _ = scan_of(index, tmp_path)
     distances, ids = scan.search(queries, 100, 4)
     for count in (1, 3, 17):

@@ -5,25 +5,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearlm.search.vectors import ROWS, distances_within, lowest_bit, multiply, multiply_matrix
-
-
-@numba.njit
-def multiply_all(a, some, b, row, every, rows, out):
-    for m in range(0, len(a), some):
-        multiply(a, m, some, b, row, every, rows, out[m : m + some])
-
-
-@given(st.integers(1, 3), st.integers(1, 20), st.integers(1, 3), st.sampled_from([1, 4]), st.integers(0, 99))
-def test_integer_products_are_exact(width, rows, every, some, seed):
-    rng = np.random.default_rng(seed)
-    a = rng.integers(-(2**15) + 1, 2**15, (2 * some, 16 * width)).astype(np.int16)
-    b = rng.integers(-128, 128, ((4 * rows + 2) * every, 16 * width)).astype(np.int8)
-    out = np.zeros((2 * some, 4 * rows + 3), np.int32)
-    multiply_all(a, some, b, 2, every, 4 * rows, out)
-    expected = a.astype(np.int64) @ b[2 : 2 + 4 * rows * every : every].T.astype(np.int64)
-    np.testing.assert_array_equal(out[:, : 4 * rows], expected)
-    assert not out[:, 4 * rows :].any()
+from nearlm.search.vectors import ROWS, distances_within, lowest_bit, multiply_matrix
 
 
 @given(st.integers(0, 11), st.integers(1, 70), st.integers(1, 50), st.integers(0, 99))

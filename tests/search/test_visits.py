@@ -4,22 +4,28 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nearlm.search.packing import pack
 from nearlm.search.scan import Lists
-from nearlm.search.visits import Kept, Visits, visit, weigh
+from nearlm.search.visits import Coding, Kept, Visits, visit, weigh
+
+PLACES = st.lists(st.integers(0, 80), min_size=1, max_size=6)
 
 
-def some_lists(rng, dim, sizes):
+def some_lists(rng, dim, sizes, bits=8):
+    top = 1 << (bits - 1)
     offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
-    codes = rng.integers(-128, 128, (offsets[-1], dim)).astype(np.int8)
-    scale = rng.uniform(0.01, 0.1, dim).astype(np.float32)
+    codes = rng.integers(-top, top, (offsets[-1], dim)).astype(np.int8)
+    scale = rng.uniform(1, 10, dim).astype(np.float32) / top
     bias = np.square(codes * scale).sum(1, dtype=np.float32)
-    return Lists(offsets, np.arange(offsets[-1]), codes, bias), scale
+    return Lists(offsets, np.arange(offsets[-1]), pack(codes, bits), bias), codes, scale
 
 
-@given(st.lists(st.integers(0, 80), min_size=1, max_size=6), st.integers(1, 40), st.integers(1, 12), st.integers(0, 99))
-def test_every_record_within_its_limit_is_kept_in_order(sizes, dim, queries, seed):
+@given(PLACES, st.integers(1, 300), st.integers(1, 12), st.sampled_from([8, 4]), st.integers(0, 99))
+def test_every_record_within_its_limit_is_kept_in_order(sizes, dim, queries, bits, seed):
+    """Also of 4-bit codes, once weights are rounded as they say."""
     rng = np.random.default_rng(seed)
-    lists, scale = some_lists(rng, dim, sizes)
+    lists, codes, scale = some_lists(rng, dim, sizes, bits)
+    coding = Coding.of(dim, packed=bits == 4)
     centroids = rng.normal(size=(len(sizes), dim)).astype(np.float32)
     centre = rng.normal(size=dim).astype(np.float32)
     x = rng.normal(size=(queries, dim)).astype(np.float32) * 3
@@ -32,7 +38,7 @@ def test_every_record_within_its_limit_is_kept_in_order(sizes, dim, queries, see
     room = Kept(
         *(np.empty(visits.candidates, kind) for kind in (np.float32, np.int32)), np.zeros(probed.size, np.int32)
     )
-    weights = weigh(x, centroids, scale, centre, visits)
+    weights = weigh(x, centroids, scale, centre, visits, coding)
     kept = visit(weights, limits, lists, visits, room)
     for i in range(queries):
         for probe, number in enumerate(probed[i]):
@@ -40,12 +46,13 @@ def test_every_record_within_its_limit_is_kept_in_order(sizes, dim, queries, see
             if number < 0:
                 assert count == 0
                 continue
-            codes = lists.codes[lists.offsets[number] : lists.offsets[number + 1] : every].astype(np.float64)
-            true = ((x[i] - centroids[number] - centre - codes * scale) ** 2).sum(1)
+            some = codes[lists.offsets[number] : lists.offsets[number + 1] : every] * scale.astype(np.float64)
+            rest = (x[i] - centroids[number] - centre).astype(np.float64)
+            unit = np.abs(rest * scale).max() / coding.most
+            true = (rest**2).sum() + (some**2).sum(1) - 2 * (some / scale) @ np.rint(rest * scale / unit) * unit
             begin = visits.begins[i, probe]
             rows = kept.rows[begin : begin + count]
-            size = np.square(x[i] - centroids[number] - centre).sum() + np.square(codes * scale).sum(1).max(initial=0)
-            slack = 1e-4 * size
+            slack = 1e-4 * ((rest**2).sum() + (some**2).sum(1).max(initial=0)) + 2 * coding.offset * unit
             assert (np.diff(rows) > 0).all()
             np.testing.assert_allclose(kept.distances[begin : begin + count], true[rows], atol=slack)
             assert set(np.flatnonzero(true < limits[i] - slack)) <= set(rows)
@@ -63,10 +70,11 @@ def test_pairs_are_grouped_by_list():
 
 def test_queries_that_are_no_numbers_are_far_from_everything():
     rng = np.random.default_rng(0)
-    lists, scale = some_lists(rng, 8, [20])
+    lists, _, scale = some_lists(rng, 8, [20])
     x = np.full((3, 8), [[np.nan], [np.inf], [1.0]], np.float32)
     visits = Visits.plan(np.zeros((3, 1), np.int64), lists.offsets)
     room = Kept(np.empty(60, np.float32), np.empty(60, np.int32), np.zeros(3, np.int32))
-    weights = weigh(x, np.zeros((1, 8), np.float32), scale, np.zeros(8, np.float32), visits)
+    coding = Coding.of(8, packed=False)
+    weights = weigh(x, np.zeros((1, 8), np.float32), scale, np.zeros(8, np.float32), visits, coding)
     kept = visit(weights, np.full(3, 1e6, np.float32), lists, visits, room)
     assert kept.counts.tolist() == [0, 0, 20]

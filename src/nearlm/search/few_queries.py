@@ -14,16 +14,15 @@ import numpy.typing as npt
 
 from nearlm.base import Floats, Ints
 from nearlm.search.nearest import EVERY, guess_limit, pick_lists, write_nearest
-from nearlm.search.packing import unpack_row
 from nearlm.search.vectors import ROWS, distances_within, multiply, padded, widen
-from nearlm.search.visits import keep, most_weight, weigh_one
+from nearlm.search.visits import keep, weigh_one
 
 
 class _Room(NamedTuple):
     """What one thread works in: products with centroids, weights, their constants and steps, candidates and places."""
 
     products: Floats
-    weights: npt.NDArray[np.int16]
+    weights: npt.NDArray[np.integer[Any]]
     constants: Floats
     steps: Floats
     distances: Floats
@@ -38,8 +37,9 @@ class FewScan:
     def __init__(self, scan: Any):
         lists = scan.lists
         self._width = padded(len(scan.scale))
-        self._lists = (lists.offsets, lists.ids, lists.codes.view(np.int8), lists.packed, lists.bias)
-        self._code = (scan.centroids, scan.scale, scan.centre, most_weight(self._width))
+        self._coding = scan.coding
+        self._lists = (lists.offsets, lists.ids, lists.codes.view(np.int8), lists.bias)
+        self._code = (scan.centroids, scan.scale, scan.centre, self._coding.numbers)
         self._means = np.zeros((0, self._width), np.float32)
         self._squares = np.zeros(0, np.float32)
         if scan.means is not None:
@@ -68,20 +68,20 @@ class FewScan:
             most = int(self._longest[:nprobe].sum()) + ROWS
             rooms[nprobe] = _Room(
                 np.empty((1, len(self._means)), np.float32),
-                np.empty((nprobe, self._width), np.int16),
+                np.empty((nprobe, self._coding.width), self._coding.kind),
                 np.empty(nprobe, np.float32),
                 np.empty(nprobe, np.float32),
                 np.empty(most, np.float32),
                 np.empty(most, np.int32),
                 np.empty(most, np.int64),
-                np.zeros((ROWS, self._width), np.int8),
+                np.zeros((ROWS, self._coding.code_width), np.int8),
             )
         return tuple(rooms[nprobe])
 
 
 @numba.njit(cache=True, nogil=True)
 def _search_kernel(queries, wide, means, squares, code, lists, room, probed, ordered, distances, ids):  # type: ignore[no-untyped-def]
-    offsets, record_ids, _, _, _ = lists
+    offsets, record_ids, _, _ = lists
     k = ids.shape[1]
     products, _, _, _, near, _, places, _ = room
     for i in range(len(queries)):
@@ -101,13 +101,13 @@ def _search_kernel(queries, wide, means, squares, code, lists, room, probed, ord
 @numba.njit(cache=True)
 def _weigh(query, probed, code, offsets, room):  # type: ignore[no-untyped-def]
     """Turn a query into weights for each of its lists; return how many records these have."""
-    centroids, scale, centre, most = code
+    centroids, scale, centre, coding = code
     _, weights, constants, steps, _, _, _, _ = room
     candidates = 0
     for probe in range(len(probed)):
         number = probed[probe]
         if number >= 0:
-            found = weigh_one(query, centroids[number], scale, centre, most, weights[probe])
+            found = weigh_one(query, centroids[number], scale, centre, coding, weights[probe])
             constants[probe], steps[probe] = found
             candidates += offsets[number + 1] - offsets[number]
     return candidates
@@ -116,7 +116,7 @@ def _weigh(query, probed, code, offsets, room):  # type: ignore[no-untyped-def]
 @numba.njit(cache=True)
 def _visit(probed, every, limit, lists, room):  # type: ignore[no-untyped-def]
     """Keep the records of the lists within a limit, or of every so manieth; return how many there are."""
-    offsets, _, codes, packed, bias = lists
+    offsets, _, codes, bias = lists
     _, weights, constants, steps, distances, rows, places, block = room
     sums = np.empty((4, ROWS), np.int32)
     near = np.empty(ROWS, np.float32)
@@ -133,18 +133,14 @@ def _visit(probed, every, limit, lists, room):  # type: ignore[no-untyped-def]
             row = offsets[number] + first * every
             for r in range(ROWS):
                 norms[r] = bias[row + r * every] if r < here else np.float32(np.nan)  # is within no limit
-            if packed:
-                for r in range(here):
-                    unpack_row(codes, row + r * every, block[r])
-                multiply(weights, probe, 1, block, 0, 1, ROWS, sums)
-            elif here == ROWS and codes.shape[1] == weights.shape[1]:
+            if here == ROWS and codes.shape[1] == block.shape[1]:
                 multiply(weights, probe, 1, codes, row, every, ROWS, sums)
             else:
                 for r in range(here):
                     block[r, : codes.shape[1]] = codes[row + r * every]
                 multiply(weights, probe, 1, block, 0, 1, ROWS, sums)
             within = distances_within(sums, 0, constants[probe], steps[probe], norms, limit, near)
-            kept += keep(within, near, first, distances[kept:], rows[kept:])
+            kept = keep(within, near, first, distances, rows, kept)
         for j in range(begin, kept):
             places[j] = offsets[number] + rows[j]
     return kept

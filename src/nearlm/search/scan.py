@@ -22,7 +22,7 @@ from nearlm.search.few_queries import FewScan
 from nearlm.search.nearest import EVERY, guess_limits, nearest_lists, select
 from nearlm.search.packing import Codes, pack, pack_like_faiss, unpack, unpack_from_faiss
 from nearlm.search.vectors import multiply_matrix
-from nearlm.search.visits import Kept, Visits, visit, weigh
+from nearlm.search.visits import Coding, Kept, Visits, visit, weigh
 from nearlm.store import IndexData
 
 Found = tuple[Floats, Ints]  # squared distances and ids, [n, k]
@@ -144,6 +144,7 @@ class ListScan:
             self.centroids = means
         self.means = means if isinstance(index.quantizer, faiss.IndexFlat) else None
         self.squares = np.square(means).sum(1)
+        self.coding = Coding.of(index.d, packed=lists.packed)
         self._few = FewScan(self)
 
     def without(self, records: npt.NDArray[np.bool_]) -> "ListScan":
@@ -197,7 +198,7 @@ class ListScan:
             for part in (slice(0, half), slice(half, None)):
                 self._search(queries[part], probed[part], ordered, distances[part], ids[part], guess=guess)
             return
-        weights = weigh(queries, self.centroids, self.scale, self.centre, visits)
+        weights = weigh(queries, self.centroids, self.scale, self.centre, visits, self.coding)
         limits = np.full(len(queries), np.inf, np.float32)
         if guess:
             sampled = visits.sample(lists.offsets, EVERY)

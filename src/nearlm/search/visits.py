@@ -2,8 +2,8 @@
 
 With codes c from -128 to 127, scale s and centre m (per dimension) a record is x = centroid + m + s·c, so for a query
 q and r = q - centroid - m the squared distance is |r|² + Σ s²c² - 2 Σ r·s·c; the middle term is a record's `bias`.
-r·s is rounded to 16 bits for each list, which changes a distance by a 30,000th of its terms: about as much as
-computing with 32-bit floats would.
+r·s is rounded for each list: to 16 bits for codes of 8, which changes a distance by a 30,000th of its terms, about as
+much as computing with 32-bit floats would; to 8 bits for codes of 4, far finer than these themselves.
 """
 
 from typing import Any, NamedTuple
@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nearlm.base import Floats, Int32s, Ints
-from nearlm.search.packing import unpack_row
-from nearlm.search.vectors import ROWS, distances_within, lowest_bit, multiply, padded
+from nearlm.search.tiles import LANES, NIBBLE_OFFSET, PACKED_LANES
+from nearlm.search.vectors import ROWS, distances_within, lowest_bit, multiply
 
-_MOST = 2**15 - 1  # of a weight
+_MOST = 2**15 - 1  # of a weight of 16 bits
+_MOST_BYTE = 2**7 - 1  # of one of 8
 _MOST_SUM = 2**31 - 1
 
 
@@ -81,10 +82,50 @@ def _room(probed, offsets, every):  # type: ignore[no-untyped-def]
     return begins
 
 
-class Weights(NamedTuple):
-    """Queries as they are multiplied with codes: of each pair 16-bit weights, and d = constant + bias - step · sum."""
+class Coding(NamedTuple):
+    """How weights must lie for their codes: those of the first `half` axes, and from `rest` on the others.
 
-    weights: npt.NDArray[np.int16]
+    A weight is at most `most`; `offset` is what the product adds to each code.
+    """
+
+    half: int
+    rest: int
+    most: int
+    offset: int
+    kind: npt.DTypeLike
+
+    @classmethod
+    def of(cls, dim: int, *, packed: bool) -> "Coding":
+        """Return that for codes of so many axes, two of which may be packed into a byte."""
+        if packed:
+            half = -(-dim // 2)
+            return cls(half, _padded(half, PACKED_LANES), _MOST_BYTE, NIBBLE_OFFSET, np.int8)
+        return cls(dim, _padded(dim, LANES), min(_MOST, _MOST_SUM // (128 * _padded(dim, LANES))), 0, np.int16)
+
+    @property
+    def code_width(self) -> int:
+        """How wide a record's codes are when they are multiplied, in bytes."""
+        return self.rest
+
+    @property
+    def width(self) -> int:
+        """How many weights a query has."""
+        return 2 * self.rest if self.offset else self.rest
+
+    @property
+    def numbers(self) -> tuple[int, int, int, int]:
+        """What kernels take of it."""
+        return self.half, self.rest, self.most, self.offset
+
+
+def _padded(width: int, lanes: int) -> int:
+    return -(-width // lanes) * lanes
+
+
+class Weights(NamedTuple):
+    """Queries as they are multiplied with codes: of each pair its weights, and d = constant + bias - step · sum."""
+
+    weights: npt.NDArray[np.integer[Any]]
     constant: Floats
     step: Floats
 
@@ -97,31 +138,27 @@ class Kept(NamedTuple):
     counts: Int32s
 
 
-def weigh(queries: Floats, centroids: Floats, scale: Floats, centre: Floats, visits: Visits) -> Weights:
+def weigh(queries: Floats, centroids: Floats, scale: Floats, centre: Floats, visits: Visits, coding: Coding) -> Weights:
     """Turn queries into weights of codes, for each pair in its order."""
     count = len(visits.pairs)
-    width = padded(queries.shape[1])
-    made = Weights(np.empty((count, width), np.int16), np.empty(count, np.float32), np.empty(count, np.float32))
-    _weigh_kernel(queries, centroids, scale, centre, visits.probed, visits.pairs, most_weight(width), *made)
+    weights = np.empty((count, coding.width), coding.kind)
+    made = Weights(weights, np.empty(count, np.float32), np.empty(count, np.float32))
+    _weigh_kernel(queries, centroids, scale, centre, visits.probed, visits.pairs, coding.numbers, *made)
     return made
 
 
-def most_weight(width: int) -> int:
-    """Return the largest weight for which sums of so many products with codes fit in 32 bits."""
-    return min(_MOST, _MOST_SUM // (128 * width))
-
-
 @numba.njit(cache=True, parallel=True, nogil=True)
-def _weigh_kernel(queries, centroids, scale, centre, probed, pairs, most, weights, constant, step):  # type: ignore[no-untyped-def]
+def _weigh_kernel(queries, centroids, scale, centre, probed, pairs, coding, weights, constant, step):  # type: ignore[no-untyped-def]
     for p in numba.prange(len(pairs)):
         i, probe = divmod(pairs[p], probed.shape[1])
         centroid = centroids[max(probed[i, probe], 0)]
-        constant[p], step[p] = weigh_one(queries[i], centroid, scale, centre, most, weights[p])
+        constant[p], step[p] = weigh_one(queries[i], centroid, scale, centre, coding, weights[p])
 
 
 @numba.njit(cache=True)
-def weigh_one(query, centroid, scale, centre, most, weights):  # type: ignore[no-untyped-def]
+def weigh_one(query, centroid, scale, centre, coding, weights):  # type: ignore[no-untyped-def]
     """Write a query's weights of the codes of one list; return the constant and the step of its distances."""
+    half, other, most, offset = coding
     dim = len(query)
     largest = np.float32(0)
     squares = np.zeros(4, np.float64)
@@ -133,18 +170,23 @@ def weigh_one(query, centroid, scale, centre, most, weights):  # type: ignore[no
         squares[d & 3] += away * away
     constant = np.float32(squares.sum())
     finer = np.float32(most) / largest if 0 < largest < np.inf else np.float32(0)
-    for d in range(dim):
-        weights[d] = np.int16(np.rint(rest[d] * finer)) if finer > 0 else np.int16(0)
-    weights[dim:] = 0
+    weights[:] = 0
     if not np.isfinite(constant):
         return np.float32(np.inf), np.float32(0)
-    return constant, np.float32(2) * largest / np.float32(most)
+    total = np.int64(0)
+    for d in range(dim):
+        weight = np.int32(np.rint(rest[d] * finer))
+        weights[d if d < half else other + d - half] = weight
+        total += weight
+    step = np.float32(2) * largest / np.float32(most)
+    return constant + step * np.float32(offset * total), step
 
 
 def visit(weights: Weights, limits: Floats, lists: Any, visits: Visits, room: Kept) -> Kept:
     """Keep, in the room that there is, the records within the limit of each query that looks at them."""
-    codes = lists.codes.view(np.int8)  # one kernel for both kinds
-    _visit_kernel(*weights, limits, (codes, lists.packed, lists.bias, lists.offsets), *visits, *room)
+    width = weights.weights.shape[1] // (2 if lists.packed else 1)
+    codes = lists.codes.view(np.int8)
+    _visit_kernel(*weights, limits, (codes, width, lists.bias, lists.offsets), *visits, *room)
     return room
 
 
@@ -152,7 +194,7 @@ def visit(weights: Weights, limits: Floats, lists: Any, visits: Visits, room: Ke
 def _visit_kernel(  # type: ignore[no-untyped-def]
     weights, constant, step, limits, lists, probed, pairs, groups, begins, every, distances, rows, counts
 ):
-    codes, packed, bias, offsets = lists
+    codes, width, bias, offsets = lists
     nprobe = probed.shape[1]
     for g in numba.prange(len(groups) - 1):
         number = probed[pairs[groups[g]] // nprobe, pairs[groups[g]] % nprobe]
@@ -160,45 +202,55 @@ def _visit_kernel(  # type: ignore[no-untyped-def]
         sums = np.empty((4, ROWS), np.int32)
         near = np.empty(ROWS, np.float32)
         norms = np.empty(ROWS, np.float32)
-        block = np.zeros((ROWS, weights.shape[1]), np.int8)
-        for m in range(groups[g], groups[g + 1]):
-            counts[pairs[m]] = 0
+        block = np.zeros((ROWS, width), np.int8)
+        begin = groups[g]
+        here_pairs = pairs[begin : groups[g + 1]]
+        starts, within_of = _places_and_limits(here_pairs, begins, limits)
+        ends = starts.copy()  # of what has been kept of each pair
         for first in range(0, records, ROWS):
             here = min(ROWS, records - first)
             row = offsets[number] + first * every
             for r in range(ROWS):
                 norms[r] = bias[row + r * every] if r < here else np.float32(np.nan)  # is within no limit
-            whole = here == ROWS and codes.shape[1] == weights.shape[1] and not packed
-            if packed:
-                for r in range(here):
-                    unpack_row(codes, row + r * every, block[r])
-            elif not whole:
+            whole = here == ROWS and codes.shape[1] == width
+            if not whole:
                 for r in range(here):
                     block[r, : codes.shape[1]] = codes[row + r * every]
-            m = groups[g]
-            while m < groups[g + 1]:
-                some = 4 if groups[g + 1] - m >= 4 else 1
+            m = 0
+            while m < len(ends):
+                some = 4 if len(ends) - m >= 4 else 1
                 if whole:
-                    multiply(weights, m, some, codes, row, every, ROWS, sums)
+                    multiply(weights, begin + m, some, codes, row, every, ROWS, sums)
                 else:
-                    multiply(weights, m, some, block, 0, 1, ROWS, sums)
-                for n in range(some):
-                    pair = pairs[m + n]
-                    limit = limits[pair // nprobe]
-                    within = distances_within(sums, n, constant[m + n], step[m + n], norms, limit, near)
-                    at = begins[pair // nprobe, pair % nprobe] + counts[pair]
-                    counts[pair] += keep(within, near, first, distances[at:], rows[at:])
+                    multiply(weights, begin + m, some, block, 0, 1, ROWS, sums)
+                for n in range(m, m + some):
+                    pair = begin + n
+                    within = distances_within(sums, n - m, constant[pair], step[pair], norms, within_of[n], near)
+                    ends[n] = keep(within, near, first, distances, rows, ends[n])
                 m += some
+        for m in range(len(ends)):
+            counts[here_pairs[m]] = ends[m] - starts[m]
+
+
+@numba.njit(cache=True)
+def _places_and_limits(pairs, begins, limits):  # type: ignore[no-untyped-def]
+    """Return where the room of each pair begins, and the limit of its query."""
+    places = np.empty(len(pairs), np.int64)
+    within = np.empty(len(pairs), np.float32)
+    for m in range(len(pairs)):
+        i, probe = divmod(pairs[m], begins.shape[1] - 1)
+        places[m] = begins[i, probe]
+        within[m] = limits[i]
+    return places, within
 
 
 @numba.njit(cache=True, inline="always")
-def keep(within, near, first, distances, rows):  # type: ignore[no-untyped-def]
-    """Write what is within the limit, bit by bit; return how many there are."""
-    kept = 0
+def keep(within, near, first, distances, rows, at):  # type: ignore[no-untyped-def]
+    """Write what is within the limit from some place on, bit by bit; return where it ends."""
     while within:
         r = lowest_bit(within)
-        distances[kept] = near[r]
-        rows[kept] = first + r
-        kept += 1
+        distances[at] = near[r]
+        rows[at] = first + r
+        at += 1
         within &= within - np.uint32(1)
-    return kept
+    return at
