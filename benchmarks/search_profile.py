@@ -88,8 +88,10 @@ def search_by_parts(retriever: Retriever, queries: Any, targets: Any, k: int, np
 def other_scan(checkout: Path, retriever: Retriever) -> Any:
     """Return the scan of another checkout over the same lists."""
     module = Checkout(checkout.resolve()).module("search.scan")
-    data = retriever.store.layout.index(retriever.name).data(retriever.info.data)
-    return module.ListScan(retriever.index.faiss, module.Lists.open(data, retriever.index.faiss))
+    scan: Any = retriever.index.scan
+    lists = scan.lists
+    ids = np.array(lists.ids, np.int64)  # as all were once
+    return module.ListScan(retriever.index.faiss, module.Lists(lists.offsets, ids, lists.codes, lists.bias))
 
 
 def median_times(rounds: int, *runs: Callable[[], Any]) -> list[float]:

@@ -12,11 +12,11 @@ def test_a_plan_of_a_billion_records(nearlm):
     assert (code, err) == (0, "")
     assert (
         "1,000,000,000 of 4096 dimensions" in out
-        and "index STORE --ray; nearlm serve-index STORE --shards 5" in out
+        and "index STORE --ray; nearlm serve-index STORE --shards 3" in out
         and "extrapolated" in out
     )
     told = json.loads(nearlm("plan", "--records", "1e9", "--dim", "4096", "--json")[1])
-    assert told["index_bytes"] > 204 * 10**9
+    assert told["index_bytes"] > 108 * 10**9
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,14 @@ def test_bytes_and_times_follow_from_the_size():
 
 def test_a_billion_records_on_paper():
     told = forecast(10**9, 4096, ram=64 * 10**9, workers=8)
-    assert told.shards == 5 and told.code_bytes is None and told.extrapolated
-    assert "serve-index STORE `shards=5`" in told.table()
+    assert told.shards == 3 and told.code_bytes is None and told.extrapolated
+    assert "serve-index STORE `shards=3`" in told.table()
     assert "name it with `model`" in told.table()
 
 
 def test_an_index_that_does_not_fit_gets_narrower_codes():
     spec, code, parts = choose(10**8, 576, 4 * 10**9, 2)
-    assert code is not None and code < 192
+    assert code is not None and code < 96
     assert index_bytes(spec, 10**8, 576) <= 2 * 0.8 * 4e9
     assert parts == 2
     assert choose(10**6, 576, None, 1)[1:] == (None, 1)

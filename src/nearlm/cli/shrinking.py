@@ -46,7 +46,7 @@ def index_command(
     ] = None,
     nprobe: Nprobe = None,
     bytes: Annotated[
-        int | None, option(SEARCH, "For auto: most bytes of a record's code, e.g. 32, 64 or 96. [default: 192]")
+        int | None, option(SEARCH, "For auto: most bytes of a record's code, e.g. 32, 64 or 128. [default: 96]")
     ] = None,
     ram: Annotated[
         str | None, option(SEARCH, "For auto: most bytes of the whole index, e.g. 2GB. [default: any]")

@@ -19,7 +19,7 @@ _MOST_SAMPLED = 1 << 21
 _FEW = 1000  # records, fewer of which are searched one by one
 LIST_LENGTH = 832  # records
 _NPROBE = 8
-_AUTO_BITS, _AUTO_AXES = 8, 192
+_AUTO_BITS, _AUTO_AXES = 4, 192
 _HALF_WHITE = -0.25
 _LINKS = 66  # of a node of HNSW32, about
 _ALWAYS = 1 << 12  # a number that a factory may have in any store
@@ -120,7 +120,7 @@ def paper_code_bytes(dim: int) -> int:
 
 
 def _auto(records: int, dim: int, code_bytes: int | None) -> IndexSpec:
-    """Choose what docs/results.md found best: half-whitened keys, 8 or 4 bits an axis, whole lists scanned in batches.
+    """Choose what docs/results.md found best: half-whitened keys, 4 bits an axis, whole lists scanned in batches.
 
     Lists are equally long whatever the size, so that a query looks at as many records; very many are found in a graph.
     """
@@ -138,9 +138,7 @@ def _best_code(dim: int, code_bytes: int | None) -> tuple[int, int]:
     """Return bits per axis and axes of the best code within so many bytes, as measured: rather more axes than bits."""
     if code_bytes is None:
         return _AUTO_BITS, min(_AUTO_AXES, dim)
-    if code_bytes >= min(_AUTO_AXES, dim):
-        return 8, min(code_bytes, dim)
-    return 4, min(2 * code_bytes, dim)
+    return (8, dim) if code_bytes >= dim else (4, min(2 * code_bytes, dim))
 
 
 def code_bytes_within(ram: int, records: int, dim: int) -> int:
