@@ -17,6 +17,7 @@ import numpy as np
 from nearlm.base import Reporter
 from nearlm.mixing import trace_text
 from nearlm.search import Retriever
+from nearlm.search.packing import unpack
 from nearlm.store import Datastore
 from nearlm.store.model_files import load_lm
 from nearlm.text import TextSource
@@ -24,7 +25,8 @@ from nearlm.text import TextSource
 
 def decoded(scan, begin: int, end: int, number: int):  # type: ignore[no-untyped-def]
     """Return the records of a list as the scan sees them."""
-    return scan.centroids[number] + scan.centre + scan.scale * scan.lists.codes[begin:end].astype(np.float32)  # 8-bit
+    codes = unpack(scan.lists.codes[begin:end], len(scan.scale))
+    return scan.centroids[number] + scan.centre + scan.scale * codes.astype(np.float32)
 
 
 def queries_of(store: Datastore, index: Any, text: str, count: int) -> Any:
@@ -52,7 +54,7 @@ def main() -> None:
     axes = [one for one in (16, 32, 64, 96, 128) if one < width]
     saved = {(kind, many): [] for kind in ("head", "norms", "guess") for many in axes}
     lists_saved, candidates, lost = [], [], {many: [] for many in axes}
-    probed = scan._probe(queries, options.nprobe)
+    probed = scan.probe(queries, options.nprobe)
     radius = {}
     for query, lists in zip(queries, probed, strict=True):
         parts = []

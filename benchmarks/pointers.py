@@ -22,6 +22,7 @@ from nearlm.mixing import best_setting, build_infinigram, perplexity, trace_text
 from nearlm.mixing.mixture_training import Searched, cross_fit, mixture_examples
 from nearlm.mixing.traces import Trace, trace_search
 from nearlm.search import Retriever
+from nearlm.search.packing import unpack
 from nearlm.store import Datastore
 from nearlm.store.model_files import load_lm
 from nearlm.text import TextSource
@@ -103,7 +104,8 @@ class Pointers:
         places = np.empty(len(store), np.int64)
         places[scan.lists.ids] = np.arange(len(store))
         lists = np.repeat(np.arange(len(scan.lists.offsets) - 1), np.diff(scan.lists.offsets))
-        self.decoder = scan.centroids, scan.scale, scan.centre, np.asarray(scan.lists.codes), places, lists
+        codes = unpack(np.asarray(scan.lists.codes), len(scan.scale))
+        self.decoder = scan.centroids, scan.scale, scan.centre, codes, places, lists
 
     def extend(self, trace: Trace, most: int, enough: int) -> tuple[Trace, float, float]:
         """Return a trace with pointers, the share of searches, and µs per token."""

@@ -87,7 +87,7 @@ def speed(search: Search, batches: list[np.ndarray]) -> float:
 def nearlm(keys: np.ndarray, folder: Path) -> Iterator[Rival]:
     """Yield nearlm's own."""
     auto = choose_index("auto", len(keys), keys.shape[1])
-    plain = IndexSpec(auto.factory, auto.nprobe, min(256, keys.shape[1]), 0.0)
+    plain = IndexSpec(f"IVF{list_count(auto)},SQ8", auto.nprobe, min(256, keys.shape[1]), 0.0)
     for name, spec in (("nearlm auto", auto), ("nearlm, PCA256^0", plain)):
         started = time.perf_counter()
         index = empty_index(spec, keys.shape[1])

@@ -3,7 +3,7 @@
 import faiss
 import numpy as np
 import pytest
-from test_scan import make_index, scan_of
+from test_scan import FOUR, make_index, scan_of
 
 from nearlm.base.arrays import FEW
 
@@ -14,9 +14,18 @@ def one_by_one(scan, queries, *search, **options):
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize(("dim", "nlist", "nprobe", "k"), [(32, 16, 4, 50), (7, 3, 3, 1000), (20, 6, 9, 10)])
-def test_alone_in_threes_and_in_a_batch_a_query_finds_the_same(tmp_path, dim, nlist, nprobe, k, ordered):
-    index, queries = make_index(3000, dim, nlist)
+@pytest.mark.parametrize(
+    ("dim", "nlist", "nprobe", "k", "kind"),
+    [
+        (32, 16, 4, 50, {}),
+        (7, 3, 3, 1000, {}),
+        (20, 6, 9, 10, {}),
+        (192, 4, 2, 50, {"code": FOUR, "widest": 0.2}),
+        (192, 4, 2, 50, {"code": FOUR, "widest": 9}),
+    ],
+)
+def test_alone_in_threes_and_in_a_batch_a_query_finds_the_same(tmp_path, dim, nlist, nprobe, k, kind, ordered):
+    index, queries = make_index(3000, dim, nlist, **kind)
     assert len(queries) > FEW
     scan, _ = scan_of(index, tmp_path)
     together = scan.search(queries, k, nprobe, ordered=ordered)

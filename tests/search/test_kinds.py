@@ -11,6 +11,7 @@ from nearlm.search import kinds as index_module
 from nearlm.search.kinds import (
     GRAPH_LISTS,
     RECORD_BYTES,
+    WIDEST_CODE,
     IndexSpec,
     choose_index,
     code_bits,
@@ -71,7 +72,7 @@ def test_an_index_fits_in_the_ram_it_is_given(records, dim, each):
         assert "too little" in str(error)
         code_bytes = 0
     for wider in (0, 1):
-        if 1 <= code_bytes + wider <= dim:
+        if 1 <= code_bytes + wider <= min(dim, WIDEST_CODE):
             spec = choose_index("auto", records, dim, code_bytes=code_bytes + wider)
             code = -(-spec.pca * code_bits(spec) // 8) if spec.pca else 4 * dim
             least = records * (code + RECORD_BYTES) + 4 * list_count(spec) * (spec.pca or 0)

@@ -11,9 +11,9 @@ from nearlm.store import IndexData
 EIGHT, FOUR = faiss.ScalarQuantizer.QT_8bit, faiss.ScalarQuantizer.QT_4bit
 
 
-def make_index(records, dim, nlist, seed=0, by_residual=True, code=EIGHT):
+def make_index(records, dim, nlist, seed=0, by_residual=True, code=EIGHT, widest=3):
     rng = np.random.default_rng(seed)
-    keys = (rng.normal(size=(records, dim)) * np.geomspace(3, 0.2, dim)).astype(np.float32)
+    keys = (rng.normal(size=(records, dim)) * np.geomspace(widest, 0.2, dim)).astype(np.float32)
     index = faiss.IndexIVFScalarQuantizer(faiss.IndexFlatL2(dim), dim, nlist, code, faiss.METRIC_L2, by_residual)
     index.train(keys)
     index.add(keys)
@@ -21,11 +21,11 @@ def make_index(records, dim, nlist, seed=0, by_residual=True, code=EIGHT):
 
 
 def slack(scan, queries):
-    """How far distances may be from those of queries that are not rounded: six standard errors, for 4-bit codes."""
-    if not scan.lists.packed:
-        return {"rtol": 1e-4, "atol": 0.01}
+    """How far distances may be from those of queries that are not rounded: six standard errors."""
     weights = (queries[:, None] - scan.centroids - scan.centre) * scan.scale
-    return {"rtol": 1e-4, "atol": 6 * np.abs(weights).max() / 127 * (64 / 12 * queries.shape[1]) ** 0.5}
+    code = 16 if scan.lists.packed else 256
+    rounding = np.abs(weights).max() / scan.coding.most * (code**2 / 36 * queries.shape[1]) ** 0.5
+    return {"rtol": 1e-4, "atol": 0.01 + 6 * rounding}
 
 
 def scan_of(index, folder):
@@ -36,12 +36,14 @@ def scan_of(index, folder):
 
 @pytest.mark.parametrize(("by_residual", "code"), [(True, EIGHT), (False, EIGHT), (True, FOUR)])
 @pytest.mark.parametrize(
-    ("dim", "nlist", "nprobe", "k"), [(32, 16, 4, 50), (7, 3, 3, 1000), (20, 8, 1, 10), (16, 64, 99, 5)]
+    ("dim", "nlist", "nprobe", "k"),
+    [(32, 16, 4, 50), (7, 3, 3, 1000), (20, 8, 1, 10), (16, 64, 99, 5), (192, 4, 2, 100)],
 )
 def test_a_scan_finds_what_faiss_finds(tmp_path, by_residual, code, dim, nlist, nprobe, k):
     index, queries = make_index(3000, dim, nlist, by_residual=by_residual, code=code)
     index.nprobe = min(nprobe, nlist)
     scan, _ = scan_of(index, tmp_path)
+    assert scan.means is not None  # plain centroids are not looked for by FAISS
     expected, true_ids = index.search(queries, k)
     distances, ids = scan.search(queries, k, nprobe)
     missing = true_ids < 0
@@ -49,7 +51,7 @@ def test_a_scan_finds_what_faiss_finds(tmp_path, by_residual, code, dim, nlist, 
     assert np.isinf(distances[missing]).all()
     np.testing.assert_allclose(distances[~missing], expected[~missing], **slack(scan, queries))
     same = np.mean([len(set(a) & set(b)) / len(set(a)) for a, b in zip(ids, true_ids, strict=True)])
-    assert same > (0.99 if code == EIGHT else 0.9)
+    assert same > 0.98
 
 
 @pytest.mark.parametrize("code", [EIGHT, FOUR])
@@ -141,9 +143,9 @@ def test_lists_with_wide_ids_as_they_were_written_once_are_read(tmp_path):
         np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("code", [EIGHT, FOUR])
-def test_results_depend_neither_on_the_batch_nor_on_threads(tmp_path, code):
-    index, queries = make_index(3000, 24, 8, code=code)
+@pytest.mark.parametrize(("code", "dim", "spread"), [(EIGHT, 24, 3), (FOUR, 24, 3), (FOUR, 192, 0.2), (FOUR, 192, 9)])
+def test_results_depend_neither_on_the_batch_nor_on_threads(tmp_path, code, dim, spread):
+    index, queries = make_index(3000, dim, 4, code=code, widest=spread)
     scan, _ = scan_of(index, tmp_path)
     distances, ids = scan.search(queries, 100, 4)
     for count in (1, 3, 17):

@@ -11,21 +11,26 @@ from nearlm.search.visits import Coding, Kept, Visits, visit, weigh
 PLACES = st.lists(st.integers(0, 80), min_size=1, max_size=6)
 
 
-def some_lists(rng, dim, sizes, bits=8):
+DIMS = st.integers(1, 300) | st.sampled_from([63, 64, 128, 192, 256])  # rows that need padding, and rows that do not
+
+
+def some_lists(rng, dim, sizes, bits=8, widest=1):
     top = 1 << (bits - 1)
     offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
     codes = rng.integers(-top, top, (offsets[-1], dim)).astype(np.int8)
     scale = rng.uniform(1, 10, dim).astype(np.float32) / top
+    scale[0] *= widest
     bias = np.square(codes * scale).sum(1, dtype=np.float32)
     return Lists(offsets, np.arange(offsets[-1]), pack(codes, bits), bias), codes, scale
 
 
-@given(PLACES, st.integers(1, 300), st.integers(1, 12), st.sampled_from([8, 4]), st.integers(0, 99))
-def test_every_record_within_its_limit_is_kept_in_order(sizes, dim, queries, bits, seed):
+@given(PLACES, DIMS, st.integers(1, 12), st.sampled_from([(8, 1), (4, 1), (4, 30)]), st.integers(0, 99))
+def test_every_record_within_its_limit_is_kept_in_order(sizes, dim, queries, kind, seed):
     """Also of 4-bit codes, once weights are rounded as they say."""
+    bits, widest = kind
     rng = np.random.default_rng(seed)
-    lists, codes, scale = some_lists(rng, dim, sizes, bits)
-    coding = Coding.of(dim, packed=bits == 4)
+    lists, codes, scale = some_lists(rng, dim, sizes, bits, widest)
+    coding = Coding.of(scale, packed=bits == 4)
     centroids = rng.normal(size=(len(sizes), dim)).astype(np.float32)
     centre = rng.normal(size=dim).astype(np.float32)
     x = rng.normal(size=(queries, dim)).astype(np.float32) * 3
@@ -59,6 +64,18 @@ def test_every_record_within_its_limit_is_kept_in_order(sizes, dim, queries, bit
             assert (true[rows] <= limits[i] + slack).all()
 
 
+def test_weights_are_finer_where_an_axis_is_much_wider_than_the_others():
+    alike, unlike = np.ones(192, np.float32), np.ones(192, np.float32)
+    unlike[7] = 4
+    assert [Coding.of(scale, packed=True).parts for scale in (alike, unlike)] == [1, 2]
+    assert Coding.of(unlike, packed=False).parts == 1
+    for dim in (1, 192, 4096, 100_000):
+        for scale in (np.ones(dim), np.eye(1, dim)[0]):
+            for packed in (True, False):
+                coding = Coding.of(scale, packed=packed)
+                assert 0 < coding.most * (15 if packed else 128) * coding.width < 2**31
+
+
 def test_pairs_are_grouped_by_list():
     probed = np.array([[2, 0], [0, -1], [2, 1]])
     visits = Visits.plan(probed, np.array([0, 5, 5, 7]))
@@ -74,7 +91,7 @@ def test_queries_that_are_no_numbers_are_far_from_everything():
     x = np.full((3, 8), [[np.nan], [np.inf], [1.0]], np.float32)
     visits = Visits.plan(np.zeros((3, 1), np.int64), lists.offsets)
     room = Kept(np.empty(60, np.float32), np.empty(60, np.int32), np.zeros(3, np.int32))
-    coding = Coding.of(8, packed=False)
+    coding = Coding.of(scale, packed=False)
     weights = weigh(x, np.zeros((1, 8), np.float32), scale, np.zeros(8, np.float32), visits, coding)
     kept = visit(weights, np.full(3, 1e6, np.float32), lists, visits, room)
     assert kept.counts.tolist() == [0, 0, 20]

@@ -20,6 +20,7 @@ _FEW = 1000  # records, fewer of which are searched one by one
 LIST_LENGTH = 832  # records
 _NPROBE = 8
 _AUTO_BITS, _AUTO_AXES = 4, 192
+WIDEST_CODE = 128  # bytes: wider ones measured no better
 _HALF_WHITE = -0.25
 _LINKS = 66  # of a node of HNSW32, about
 _ALWAYS = 1 << 12  # a number that a factory may have in any store
@@ -142,8 +143,8 @@ def _best_code(dim: int, code_bytes: int | None) -> tuple[int, int]:
 
 
 def code_bytes_within(ram: int, records: int, dim: int) -> int:
-    """Return how many bytes a code may have if an `auto` index is to take no more than `ram`."""
-    for code_bytes in range(dim, 0, -1):
+    """Return how many bytes the best code may have if an `auto` index is to take no more than `ram`."""
+    for code_bytes in range(min(dim, WIDEST_CODE), 0, -1):
         if index_bytes(_auto(records, dim, code_bytes), records, dim) <= ram:
             return code_bytes
     least = size(index_bytes(_auto(records, dim, 1), records, dim))

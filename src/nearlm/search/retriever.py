@@ -10,7 +10,7 @@ import numpy as np
 from nearlm.base import Json, OptionError, Reporter, check_at_least, size, to_json
 from nearlm.base.arrays import FEW, Floats, Ids, Int32s, Reals
 from nearlm.search.index import IndexInfo, SearchIndex, open_index
-from nearlm.search.kinds import PAPER_K
+from nearlm.search.kinds import PAPER_K, code_bits
 from nearlm.search.rescoring import Rescorer
 from nearlm.store import DEFAULT, Datastore, SearchSettings, open_parent, parent_records
 
@@ -133,6 +133,7 @@ class Retriever:
             "index": to_json(self.info.files),
             "nprobe": self.index.nprobe,
             "distances": self.distances,
+            **({"queries": "8 bits"} if code_bits(self.index.spec) == 4 else {}),  # once they were finer
         }
 
 

@@ -134,7 +134,7 @@ class ListScan:
     searched = 1.0  # the share of the records that were there to be searched
 
     def __init__(self, index: Any, lists: Lists):
-        self.quantizer = index.quantizer
+        self.quantizer = faiss.downcast_index(index.quantizer)  # FAISS itself gives any attribute as a plain index
         self.lists = lists
         self._scratch = threading.local()
         self.scale, self.centre = _scale_and_centre(index)
@@ -142,9 +142,9 @@ class ListScan:
         means = index.quantizer.reconstruct_n(0, index.nlist)
         if index.by_residual:
             self.centroids = means
-        self.means = means if isinstance(index.quantizer, faiss.IndexFlat) else None
+        self.means = means if isinstance(self.quantizer, faiss.IndexFlat) else None
         self.squares = np.square(means).sum(1)
-        self.coding = Coding.of(index.d, packed=lists.packed)
+        self.coding = Coding.of(self.scale, packed=lists.packed)
         self._few = FewScan(self)
 
     def without(self, records: npt.NDArray[np.bool_]) -> "ListScan":
@@ -219,7 +219,7 @@ class ListScan:
         FAISS is asked only if it has more than centroids: its threads and numba's get in each other's way.
         """
         if self.means is None:
-            return self.quantizer.search(queries, nprobe)[1]  # type: ignore[no-any-return]
+            return self.quantizer.search(queries, nprobe)[1]
         return nearest_lists(multiply_matrix(queries, self.means), self.squares, nprobe)
 
     def _room(self, visits: Visits) -> Kept:

@@ -12,6 +12,7 @@ from nearlm.base import Floats
 from nearlm.search.tiles import LANES, products
 
 ROWS = 32  # whose products and distances are computed together
+PART = 128  # what one is worth in the first of two parts of a weight
 _INT, _LONG = (ir.IntType(bits) for bits in (32, 64))
 _FLOAT = ir.FloatType()
 
@@ -71,6 +72,19 @@ def multiply(a, m, some, b, row, every, rows, out):  # type: ignore[no-untyped-d
     else:
         for r in range(0, rows, 4):
             _multiply_one(a, m, b, row + r * every, every, out, r)
+
+
+@numba.njit(cache=True, inline="always")
+def multiply_parts(weights, first, some, parts, codes, row, every, sums):  # type: ignore[no-untyped-def]
+    """Multiply four queries, or one, with ROWS rows; weights may be in two parts, of which the first counts more."""
+    if parts == 1:
+        multiply(weights, first, some, codes, row, every, ROWS, sums)
+        return
+    for part in range(0, 2 * some, some):
+        multiply(weights, 2 * first + part, some, codes, row, every, ROWS, sums[part:])
+    for n in range(some):
+        for r in range(ROWS):
+            sums[n, r] = PART * sums[2 * n, r] + sums[2 * n + 1, r]
 
 
 def multiply_matrix(a: Floats, b: Floats) -> Floats:

@@ -2,8 +2,10 @@
 
 With codes c from -128 to 127, scale s and centre m (per dimension) a record is x = centroid + m + s·c, so for a query
 q and r = q - centroid - m the squared distance is |r|² + Σ s²c² - 2 Σ r·s·c; the middle term is a record's `bias`.
-r·s is rounded for each list: to 16 bits for codes of 8, which changes a distance by a 30,000th of its terms, about as
-much as computing with 32-bit floats would; to 8 bits for codes of 4, far finer than these themselves.
+r·s is rounded for each list. For codes of 8 bits it has 16, which changes a distance by a 30,000th of its terms, about
+as much as computing with 32-bit floats would. For codes of 4 bits it has 8, far finer than these, as long as axes are
+about equally wide, as those of `auto` are. Rounding does the same to all axes, but codes are coarse where an axis is
+wide: if one is much wider than the others, weights have 15 bits in two parts, which are multiplied one after the other.
 """
 
 from typing import Any, NamedTuple
@@ -14,10 +16,11 @@ import numpy.typing as npt
 
 from nearlm.base import Floats, Int32s, Ints
 from nearlm.search.tiles import LANES, NIBBLE_OFFSET, PACKED_LANES
-from nearlm.search.vectors import ROWS, distances_within, lowest_bit, multiply
+from nearlm.search.vectors import PART, ROWS, distances_within, lowest_bit, multiply_parts
 
 _MOST = 2**15 - 1  # of a weight of 16 bits
 _MOST_BYTE = 2**7 - 1  # of one of 8
+_UNLIKE = 30  # times the mean of scale⁴: rounding to 8 bits then adds a tenth to the errors of 4-bit codes
 _MOST_SUM = 2**31 - 1
 
 
@@ -85,22 +88,30 @@ def _room(probed, offsets, every):  # type: ignore[no-untyped-def]
 class Coding(NamedTuple):
     """How weights must lie for their codes: those of the first `half` axes, and from `rest` on the others.
 
-    A weight is at most `most`; `offset` is what the product adds to each code.
+    A weight is at most `most`, in one part or two; `offset` is what the product adds to each code.
     """
 
     half: int
     rest: int
     most: int
     offset: int
+    parts: int
     kind: npt.DTypeLike
 
     @classmethod
-    def of(cls, dim: int, *, packed: bool) -> "Coding":
-        """Return that for codes of so many axes, two of which may be packed into a byte."""
-        if packed:
-            half = -(-dim // 2)
-            return cls(half, _padded(half, PACKED_LANES), _MOST_BYTE, NIBBLE_OFFSET, np.int8)
-        return cls(dim, _padded(dim, LANES), min(_MOST, _MOST_SUM // (128 * _padded(dim, LANES))), 0, np.int16)
+    def of(cls, scale: Floats, *, packed: bool) -> "Coding":
+        """Return that for codes with steps of these sizes, two of which may be packed into a byte."""
+        dim = len(scale)
+        if not packed:
+            width = _padded(dim, LANES)
+            return cls(dim, width, min(_MOST, _MOST_SUM // (128 * width)), 0, 1, np.int16)
+        half = -(-dim // 2)
+        width = _padded(half, PACKED_LANES)
+        errors = np.asarray(scale, np.float64) ** 4
+        if errors.max(initial=0) <= _UNLIKE * errors.sum() / dim:
+            return cls(half, width, _MOST_BYTE, NIBBLE_OFFSET, 1, np.int8)
+        most = min(_MOST_BYTE * PART - PART // 2, _MOST_SUM // (2 * NIBBLE_OFFSET * 2 * width))
+        return cls(half, width, most, NIBBLE_OFFSET, 2, np.int8)
 
     @property
     def code_width(self) -> int:
@@ -113,9 +124,9 @@ class Coding(NamedTuple):
         return 2 * self.rest if self.offset else self.rest
 
     @property
-    def numbers(self) -> tuple[int, int, int, int]:
+    def numbers(self) -> tuple[int, int, int, int, int]:
         """What kernels take of it."""
-        return self.half, self.rest, self.most, self.offset
+        return self.half, self.rest, self.most, self.offset, self.parts
 
 
 def _padded(width: int, lanes: int) -> int:
@@ -141,7 +152,7 @@ class Kept(NamedTuple):
 def weigh(queries: Floats, centroids: Floats, scale: Floats, centre: Floats, visits: Visits, coding: Coding) -> Weights:
     """Turn queries into weights of codes, for each pair in its order."""
     count = len(visits.pairs)
-    weights = np.empty((count, coding.width), coding.kind)
+    weights = np.empty((count * coding.parts, coding.width), coding.kind)
     made = Weights(weights, np.empty(count, np.float32), np.empty(count, np.float32))
     _weigh_kernel(queries, centroids, scale, centre, visits.probed, visits.pairs, coding.numbers, *made)
     return made
@@ -152,13 +163,14 @@ def _weigh_kernel(queries, centroids, scale, centre, probed, pairs, coding, weig
     for p in numba.prange(len(pairs)):
         i, probe = divmod(pairs[p], probed.shape[1])
         centroid = centroids[max(probed[i, probe], 0)]
-        constant[p], step[p] = weigh_one(queries[i], centroid, scale, centre, coding, weights[p])
+        rows = weights[p * coding[4] : (p + 1) * coding[4]]
+        constant[p], step[p] = weigh_one(queries[i], centroid, scale, centre, coding, rows)
 
 
 @numba.njit(cache=True)
 def weigh_one(query, centroid, scale, centre, coding, weights):  # type: ignore[no-untyped-def]
     """Write a query's weights of the codes of one list; return the constant and the step of its distances."""
-    half, other, most, offset = coding
+    half, other, most, offset, parts = coding
     dim = len(query)
     largest = np.float32(0)
     squares = np.zeros(4, np.float64)
@@ -173,20 +185,28 @@ def weigh_one(query, centroid, scale, centre, coding, weights):  # type: ignore[
     weights[:] = 0
     if not np.isfinite(constant):
         return np.float32(np.inf), np.float32(0)
+    if not 0 < finer < np.inf:
+        return constant, np.float32(0)
     total = np.int64(0)
     for d in range(dim):
+        place = d if d < half else other + d - half
         weight = np.int32(np.rint(rest[d] * finer))
-        weights[d if d < half else other + d - half] = weight
         total += weight
+        if parts == 2:
+            high = (weight + PART // 2) >> 7
+            weights[1, place] = weight - high * PART
+            weight = high
+        weights[0, place] = weight
     step = np.float32(2) * largest / np.float32(most)
     return constant + step * np.float32(offset * total), step
 
 
 def visit(weights: Weights, limits: Floats, lists: Any, visits: Visits, room: Kept) -> Kept:
     """Keep, in the room that there is, the records within the limit of each query that looks at them."""
+    parts = len(weights.weights) // max(1, len(weights.step))
     width = weights.weights.shape[1] // (2 if lists.packed else 1)
     codes = lists.codes.view(np.int8)
-    _visit_kernel(*weights, limits, (codes, width, lists.bias, lists.offsets), *visits, *room)
+    _visit_kernel(*weights, limits, (codes, width, parts, lists.bias, lists.offsets), *visits, *room)
     return room
 
 
@@ -194,12 +214,12 @@ def visit(weights: Weights, limits: Floats, lists: Any, visits: Visits, room: Ke
 def _visit_kernel(  # type: ignore[no-untyped-def]
     weights, constant, step, limits, lists, probed, pairs, groups, begins, every, distances, rows, counts
 ):
-    codes, width, bias, offsets = lists
+    codes, width, parts, bias, offsets = lists
     nprobe = probed.shape[1]
     for g in numba.prange(len(groups) - 1):
         number = probed[pairs[groups[g]] // nprobe, pairs[groups[g]] % nprobe]
         records = (offsets[number + 1] - offsets[number] + every - 1) // every
-        sums = np.empty((4, ROWS), np.int32)
+        sums = np.empty((4 * parts, ROWS), np.int32)
         near = np.empty(ROWS, np.float32)
         norms = np.empty(ROWS, np.float32)
         block = np.zeros((ROWS, width), np.int8)
@@ -220,9 +240,9 @@ def _visit_kernel(  # type: ignore[no-untyped-def]
             while m < len(ends):
                 some = 4 if len(ends) - m >= 4 else 1
                 if whole:
-                    multiply(weights, begin + m, some, codes, row, every, ROWS, sums)
+                    multiply_parts(weights, begin + m, some, parts, codes, row, every, sums)
                 else:
-                    multiply(weights, begin + m, some, block, 0, 1, ROWS, sums)
+                    multiply_parts(weights, begin + m, some, parts, block, 0, 1, sums)
                 for n in range(m, m + some):
                     pair = begin + n
                     within = distances_within(sums, n - m, constant[pair], step[pair], norms, within_of[n], near)
