@@ -129,11 +129,8 @@ class _Tile:
         for first in range(0, len(sums), 4):
             four = self._add_up(*sums[first : first + 4])
             for number in range(first, first + 4, rows):
-                lanes = list(range(number - first, number - first + rows))
                 place = builder.gep(self.out, [builder.mul(self.stride, _LONG(number // rows))])
-                if rows < 4:
-                    place = builder.gep(place, [_LONG(number % rows)])
-                some = four if rows == 4 else self._pick(four, four, lanes)
+                some = self._pick(four, four, list(range(number - first, number - first + rows)))
                 builder.store(some, builder.bitcast(place, some.type.as_pointer()), align=4)
 
     def _add_up(self, *sums: Any) -> Any:
