@@ -8,9 +8,7 @@ from nearlm.search.packing import pack
 from nearlm.search.scan import Lists
 from nearlm.search.visits import Coding, Kept, Visits, visit, weigh
 
-PLACES = st.lists(st.integers(0, 80), min_size=1, max_size=6)
-
-
+SIZES = st.lists(st.integers(0, 80), min_size=1, max_size=6)  # of lists
 DIMS = st.integers(1, 300) | st.sampled_from([63, 64, 128, 192, 256])  # rows that need padding, and rows that do not
 
 
@@ -24,7 +22,7 @@ def some_lists(rng, dim, sizes, bits=8, widest=1):
     return Lists(offsets, np.arange(offsets[-1]), pack(codes, bits), bias), codes, scale
 
 
-@given(PLACES, DIMS, st.integers(1, 12), st.sampled_from([(8, 1), (4, 1), (4, 30)]), st.integers(0, 99))
+@given(SIZES, DIMS, st.integers(1, 12), st.sampled_from([(8, 1), (4, 1), (4, 30)]), st.integers(0, 99))
 def test_every_record_within_its_limit_is_kept_in_order(sizes, dim, queries, kind, seed):
     """Also of 4-bit codes, once weights are rounded as they say."""
     bits, widest = kind

@@ -193,7 +193,7 @@ def weigh_one(query, centroid, scale, centre, coding, weights):  # type: ignore[
         weight = np.int32(np.rint(rest[d] * finer))
         total += weight
         if parts == 2:
-            high = (weight + PART // 2) >> 7
+            high = (weight + PART // 2) // PART
             weights[1, place] = weight - high * PART
             weight = high
         weights[0, place] = weight
