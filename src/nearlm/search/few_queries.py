@@ -68,7 +68,7 @@ class FewScan:
             most = int(self._longest[:nprobe].sum()) + ROWS
             rooms[nprobe] = _Room(
                 np.empty((1, len(self._means)), np.float32),
-                np.empty((nprobe * self._coding.parts, self._coding.width), self._coding.kind),
+                np.empty((nprobe, self._coding.parts, self._coding.width), self._coding.kind),
                 np.empty(nprobe, np.float32),
                 np.empty(nprobe, np.float32),
                 np.empty(most, np.float32),
@@ -107,8 +107,7 @@ def _weigh(query, probed, code, offsets, room):  # type: ignore[no-untyped-def]
     for probe in range(len(probed)):
         number = probed[probe]
         if number >= 0:
-            rows = weights[probe * coding[4] : (probe + 1) * coding[4]]
-            found = weigh_one(query, centroids[number], scale, centre, coding, rows)
+            found = weigh_one(query, centroids[number], scale, centre, coding, weights[probe])
             constants[probe], steps[probe] = found
             candidates += offsets[number + 1] - offsets[number]
     return candidates
@@ -119,7 +118,8 @@ def _visit(probed, every, limit, lists, room):  # type: ignore[no-untyped-def]
     """Keep the records of the lists within a limit, or of every so manieth; return how many there are."""
     offsets, _, codes, bias = lists
     _, weights, constants, steps, distances, rows, places, block = room
-    parts = len(weights) // len(steps)
+    parts = weights.shape[1]
+    flat = weights.reshape(-1, weights.shape[2])
     sums = np.empty((2, ROWS), np.int32)
     near = np.empty(ROWS, np.float32)
     norms = np.empty(ROWS, np.float32)
@@ -136,11 +136,11 @@ def _visit(probed, every, limit, lists, room):  # type: ignore[no-untyped-def]
             for r in range(ROWS):
                 norms[r] = bias[row + r * every] if r < here else np.float32(np.nan)  # is within no limit
             if here == ROWS and codes.shape[1] == block.shape[1]:
-                multiply_parts(weights, probe, 1, parts, codes, row, every, sums)
+                multiply_parts(flat, probe, 1, parts, codes, row, every, sums)
             else:
                 for r in range(here):
                     block[r, : codes.shape[1]] = codes[row + r * every]
-                multiply_parts(weights, probe, 1, parts, block, 0, 1, sums)
+                multiply_parts(flat, probe, 1, parts, block, 0, 1, sums)
             within = distances_within(sums, 0, constants[probe], steps[probe], norms, limit, near)
             kept = keep(within, near, first, distances, rows, kept)
         for j in range(begin, kept):

@@ -124,9 +124,9 @@ class Coding(NamedTuple):
         return 2 * self.rest if self.offset else self.rest
 
     @property
-    def numbers(self) -> tuple[int, int, int, int, int]:
+    def numbers(self) -> tuple[int, int, int, int]:
         """What kernels take of it."""
-        return self.half, self.rest, self.most, self.offset, self.parts
+        return self.half, self.rest, self.most, self.offset
 
 
 def _padded(width: int, lanes: int) -> int:
@@ -134,7 +134,7 @@ def _padded(width: int, lanes: int) -> int:
 
 
 class Weights(NamedTuple):
-    """Queries as they are multiplied with codes: of each pair its weights, and d = constant + bias - step · sum."""
+    """Queries as they are multiplied with codes: weights [pairs, parts, width]; d = constant + bias - step · sum."""
 
     weights: npt.NDArray[np.integer[Any]]
     constant: Floats
@@ -152,7 +152,7 @@ class Kept(NamedTuple):
 def weigh(queries: Floats, centroids: Floats, scale: Floats, centre: Floats, visits: Visits, coding: Coding) -> Weights:
     """Turn queries into weights of codes, for each pair in its order."""
     count = len(visits.pairs)
-    weights = np.empty((count * coding.parts, coding.width), coding.kind)
+    weights = np.empty((count, coding.parts, coding.width), coding.kind)
     made = Weights(weights, np.empty(count, np.float32), np.empty(count, np.float32))
     _weigh_kernel(queries, centroids, scale, centre, visits.probed, visits.pairs, coding.numbers, *made)
     return made
@@ -163,14 +163,13 @@ def _weigh_kernel(queries, centroids, scale, centre, probed, pairs, coding, weig
     for p in numba.prange(len(pairs)):
         i, probe = divmod(pairs[p], probed.shape[1])
         centroid = centroids[max(probed[i, probe], 0)]
-        rows = weights[p * coding[4] : (p + 1) * coding[4]]
-        constant[p], step[p] = weigh_one(queries[i], centroid, scale, centre, coding, rows)
+        constant[p], step[p] = weigh_one(queries[i], centroid, scale, centre, coding, weights[p])
 
 
 @numba.njit(cache=True)
 def weigh_one(query, centroid, scale, centre, coding, weights):  # type: ignore[no-untyped-def]
     """Write a query's weights of the codes of one list; return the constant and the step of its distances."""
-    half, other, most, offset, parts = coding
+    half, other, most, offset = coding
     dim = len(query)
     largest = np.float32(0)
     squares = np.zeros(4, np.float64)
@@ -192,7 +191,7 @@ def weigh_one(query, centroid, scale, centre, coding, weights):  # type: ignore[
         place = d if d < half else other + d - half
         weight = np.int32(np.rint(rest[d] * finer))
         total += weight
-        if parts == 2:
+        if len(weights) == 2:
             high = (weight + PART // 2) // PART
             weights[1, place] = weight - high * PART
             weight = high
@@ -203,10 +202,9 @@ def weigh_one(query, centroid, scale, centre, coding, weights):  # type: ignore[
 
 def visit(weights: Weights, limits: Floats, lists: Any, visits: Visits, room: Kept) -> Kept:
     """Keep, in the room that there is, the records within the limit of each query that looks at them."""
-    parts = len(weights.weights) // max(1, len(weights.step))
-    width = weights.weights.shape[1] // (2 if lists.packed else 1)
+    width = weights.weights.shape[2] // (2 if lists.packed else 1)
     codes = lists.codes.view(np.int8)
-    _visit_kernel(*weights, limits, (codes, width, parts, lists.bias, lists.offsets), *visits, *room)
+    _visit_kernel(*weights, limits, (codes, width, lists.bias, lists.offsets), *visits, *room)
     return room
 
 
@@ -214,16 +212,17 @@ def visit(weights: Weights, limits: Floats, lists: Any, visits: Visits, room: Ke
 def _visit_kernel(  # type: ignore[no-untyped-def]
     weights, constant, step, limits, lists, probed, pairs, groups, begins, every, distances, rows, counts
 ):
-    codes, width, parts, bias, offsets = lists
-    nprobe = probed.shape[1]
+    codes, width, bias, offsets = lists
+    parts = weights.shape[1]
+    flat = weights.reshape(-1, weights.shape[2])
     for g in numba.prange(len(groups) - 1):
-        number = probed[pairs[groups[g]] // nprobe, pairs[groups[g]] % nprobe]
+        begin = groups[g]
+        number = probed[pairs[begin] // probed.shape[1], pairs[begin] % probed.shape[1]]
         records = (offsets[number + 1] - offsets[number] + every - 1) // every
         sums = np.empty((4 * parts, ROWS), np.int32)
         near = np.empty(ROWS, np.float32)
         norms = np.empty(ROWS, np.float32)
         block = np.zeros((ROWS, width), np.int8)
-        begin = groups[g]
         here_pairs = pairs[begin : groups[g + 1]]
         starts, within_of = _places_and_limits(here_pairs, begins, limits)
         ends = starts.copy()  # of what has been kept of each pair
@@ -240,9 +239,9 @@ def _visit_kernel(  # type: ignore[no-untyped-def]
             while m < len(ends):
                 some = 4 if len(ends) - m >= 4 else 1
                 if whole:
-                    multiply_parts(weights, begin + m, some, parts, codes, row, every, sums)
+                    multiply_parts(flat, begin + m, some, parts, codes, row, every, sums)
                 else:
-                    multiply_parts(weights, begin + m, some, parts, block, 0, 1, sums)
+                    multiply_parts(flat, begin + m, some, parts, block, 0, 1, sums)
                 for n in range(m, m + some):
                     pair = begin + n
                     within = distances_within(sums, n - m, constant[pair], step[pair], norms, within_of[n], near)
