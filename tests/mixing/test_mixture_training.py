@@ -1,5 +1,7 @@
 """Training a mixture: examples from a trace against the equations, what is learned, and tokens that skip retrieval."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from examples import DOCUMENTS, trace_for
@@ -10,9 +12,11 @@ from nearlm.mixing.infinigram_building import build_infinigram
 from nearlm.mixing.mixture_features import KNN, NGRAM, TEXT, columns_with, experts_of, width_of
 from nearlm.mixing.mixture_training import (
     MixtureExamples,
+    Samples,
     Searched,
     cross_fit,
     halves,
+    join_samples,
     judge_mixture,
     mixture_examples,
     train_mixture,
@@ -118,3 +122,38 @@ def test_halves_are_of_whole_documents_and_each_is_predicted_by_the_other():
     network = train_mixture(examples[train], split_rows(renumbered, 0), 0)
     np.testing.assert_allclose(searched[rest], examples[rest].log_mixture(network))
     np.testing.assert_allclose(skipped[rest], examples[rest].without_search().log_mixture(network))
+
+
+def strangers(count=3000, seed=1):
+    """Text on which the memory sounds as sure as on any, but is always wrong."""
+    examples = made_up(count, seed)
+    features = examples.features.copy()
+    features[:, 0] += 4  # something else tells: the LM's own statistics
+    log_p = np.full_like(examples.log_p, np.log(1e-6))
+    log_p[:, 0] = np.log(0.3)
+    return Samples(replace(examples, features=features, log_p=log_p), np.arange(count) // 60)
+
+
+def test_what_the_lm_wrote_teaches_when_not_to_trust_the_memory():
+    examples, own, unseen = made_up(), strangers(), strangers(seed=2).examples
+    split = split_rows(DOCUMENTS, 0)
+    naive = train_mixture(examples, split, 0)
+    careful = train_mixture(*join_samples(examples, split, own, 0), 0)
+    alone = perplexity(unseen.log_p[:, 0].astype(float))
+    assert perplexity(unseen.log_mixture(naive)) > 1.3 * alone
+    assert perplexity(unseen.log_mixture(careful)) < 1.05 * alone
+    held = examples[split.held]
+    assert perplexity(held.log_mixture(careful)) < 1.02 * perplexity(held.log_mixture(naive))
+
+
+def test_samples_stand_behind_a_text_and_a_tenth_of_them_is_held_out():
+    examples, own = made_up(), strangers(600)
+    split = split_rows(DOCUMENTS, 0)
+    joined, both = join_samples(examples, split, own, 0)
+    assert len(joined) == len(examples) + 600
+    np.testing.assert_array_equal(joined.log_p[len(examples) :], own.examples.log_p)
+    np.testing.assert_array_equal(both.held[: len(split.held)], split.held)
+    assert 30 <= len(both.held) - len(split.held) <= 90
+    np.testing.assert_array_equal(np.sort(np.concatenate([both.train, both.held])), np.arange(len(joined)))
+    assert not set(both.documents[: len(split.held)]) & set(both.documents[len(split.held) :])
+    assert join_samples(examples, split, None, 0) == (examples, split)

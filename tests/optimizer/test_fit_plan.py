@@ -23,7 +23,8 @@ def test_without_a_limit_all_is_stored_but_what_is_held_out():
 def test_what_is_planned_fits_into_the_time(minutes):
     seconds = 60 * minutes
     plan = plan_amounts(SPEED, 40_000_000, seconds, None)
-    takes = (plan.store + plan.valid + plan.test) * SPEED.seconds + fit_plan.mixing_seconds(plan.valid, plan.ways)
+    takes = (plan.store + plan.test) * SPEED.seconds + fit_plan.tuning_seconds(plan.valid, SPEED)
+    takes += fit_plan.mixing_seconds(plan.valid, plan.ways)
     assert 0.6 * seconds < takes < seconds and plan.valid + plan.test < plan.store / 3
     assert plan.store > plan_amounts(SPEED, 40_000_000, seconds / 2, None).store
 

@@ -44,6 +44,14 @@ def gate_command(
     ] = ALL_SOURCES,
     index: IndexName = DEFAULT,
     training: Annotated[Training, flat(TRAINING)] = Training(),
+    samples: Annotated[
+        int | None,
+        option(
+            TRAINING,
+            "About how many tokens the model writes by itself, to learn from them when not to trust the memory. "
+            "[default: 0.4 of the text's, at most 20,000]",
+        ),
+    ] = None,
     stride: Stride = None,
     spec: Model = OWN_MODEL,
     where: Where = HERE,
@@ -52,7 +60,7 @@ def gate_command(
     """Learn from a validation text how much to trust the memory for each token, and when to skip retrieval."""
     stores = open_stores([store, *more])
     lm = load_model(stores[0], spec)
-    how: dict[str, Any] = {"name": gate, "index": index, "sources": sources, "stride": stride}
+    how: dict[str, Any] = {"name": gate, "index": index, "sources": sources, "stride": stride, "samples": samples}
     with searching_on(where, output.reporter, *stores):
         made = learn_all(stores, source, lm, training, reporter=output.reporter, **how)
     infos = {"mixture": made.mixture and made.mixture.info, "gate": made.gate and made.gate.info}

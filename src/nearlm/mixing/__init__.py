@@ -23,9 +23,10 @@ from nearlm.mixing.infinigram_building import build_infinigram
 from nearlm.mixing.learning import Learned, catch_up, learn_all
 from nearlm.mixing.memory import Memory
 from nearlm.mixing.mixture import ALL_SOURCES, Mixture, mixture_files, untrained_mixture, verify_mixture
-from nearlm.mixing.mixture_features import SOURCES, TEXT, Bools, Known, feature_groups, kind_of, store_of
+from nearlm.mixing.mixture_features import SOURCES, TEXT, Bools, Known, feature_groups, kind_of, parse_sources, store_of
 from nearlm.mixing.mixture_training import (
     MixtureExamples,
+    Samples,
     Searched,
     cross_fit,
     halves,
@@ -34,6 +35,7 @@ from nearlm.mixing.mixture_training import (
 )
 from nearlm.mixing.ngrams import verify_ngrams
 from nearlm.mixing.prediction import Prediction
+from nearlm.mixing.samples import samples_wanted, trace_samples
 from nearlm.mixing.several import join_memories, learn_together, open_memory
 from nearlm.mixing.text_first import build_text_first
 from nearlm.mixing.traces import (

@@ -50,13 +50,13 @@ def learn_all(
     index: str = DEFAULT,
     sources: str = ALL_SOURCES,
     stride: int | None = None,
+    samples: int | None = None,
     reporter: Reporter = QUIET,
 ) -> Learned:
     """Tune an index unless it is tuned, train a mixture and then a gate for it, all on one validation text.
 
-    If the mixture is not surely better than one λ, the gate chooses λ itself, as in the paper. For a store without
-    keys there is only a mixture. So it is for several stores at once, which must be tuned: it weighs all of them, and
-    is kept in the first.
+    If the mixture is not surely better than one λ, the gate chooses λ itself, as in the paper. Without keys, or for
+    several stores at once, which must be tuned, there is only a mixture; that of several is kept in the first.
 
     Args:
         store: Folder of a store, `cache:NAME`, or an open store; or a list of several.
@@ -67,28 +67,29 @@ def learn_all(
         index: Which index they are for.
         sources: What is mixed with the LM, some of knn,ngram,text, or none for no mixture.
         stride: Tokens from window to window, by default the window.
+        samples: Tokens that the LM writes by itself, to learn from too; by default 0.4 of the text's, up to 20,000.
         reporter: Whom to tell of the progress.
 
     Example:
         >>> learned = nearlm.learn_all("mystore", "valid/")
         >>> knnlm = nearlm.KNNLM.load("mystore")  # uses what was learned, if it is better
     """
-    stores = open_stores(store)
-    lm = load_lm(stores[0], model)
-    how: Any = {"name": name, "stride": stride, "reporter": reporter}
+    lm = load_lm((stores := open_stores(store))[0], model)
+    how: Any = {"name": name, "index": index, "stride": stride, "reporter": reporter}
+    mixing: Any = {"sources": sources, "seed": training.seed, "samples": samples}
     if len(stores) > 1:
-        return Learned(learn_together(stores, text, lm, index=index, sources=sources, seed=training.seed, **how), None)
-    return _learn_one(stores[0], text, lm, training, sources, {"index": index, **how})
+        return Learned(learn_together(stores, text, lm, **mixing, **how), None)
+    return _learn_one(stores[0], text, lm, training, mixing, how)
 
 
-def _learn_one(store: Datastore, text: Texts, lm: LM, training: Training, sources: str, how: Any) -> Learned:
+def _learn_one(store: Datastore, text: Texts, lm: LM, training: Training, mixing: Any, how: Any) -> Learned:
     """Learn how to use one store, with keys or without."""
     if len(store):
         read = cache_text(text, lm.tokenizer, store.reading(how["stride"]), how["reporter"])
-        return _learn(store, read, lm, training, sources, how)
-    left = _without_search(store, sources, how["reporter"])
+        return _learn(store, read, lm, training, mixing, how)
+    mixing["sources"] = _without_search(store, mixing["sources"], how["reporter"])
     without = {name: value for name, value in how.items() if name != "index"}
-    return Learned(Mixture.train(store, text, lm, sources=left, seed=training.seed, **without), None)
+    return Learned(Mixture.train(store, text, lm, **mixing, **without), None)
 
 
 def catch_up(store: AnyStore, reporter: Reporter = QUIET) -> None:
@@ -122,11 +123,11 @@ def _say_grown(store: Datastore, what: str, info: MixtureInfo | GateInfo, report
         )
 
 
-def _learn(store: Datastore, text: TokenText, lm: LM, training: Training, sources: str, how: Any) -> Learned:
+def _learn(store: Datastore, text: TokenText, lm: LM, training: Training, mixing: Any, how: Any) -> Learned:
     """Tune, then train a mixture, then a gate: for the mixture, or by itself if that is not better than one λ."""
     if read_settings(store, how["index"]) is None:
         tune(store, text, lm, index=how["index"], stride=how["stride"], reporter=how["reporter"])
-    mixture = None if sources == NONE else Mixture.train(store, text, lm, sources=sources, seed=training.seed, **how)
+    mixture = None if mixing["sources"] == NONE else Mixture.train(store, text, lm, **mixing, **how)
     better = mixture is not None and mixture.info.better
     return Learned(mixture, Gate.train(store, text, lm, training, mixture=how["name"] if better else None, **how))
 

@@ -28,18 +28,19 @@ from nearlm.mixing.mixture_features import (
     propose,
 )
 from nearlm.mixing.mixture_network import MixtureNetwork, Weigher, network_of
-from nearlm.mixing.mixture_training import MixtureVerdict, Searched, learn_mixture, mixture_examples
+from nearlm.mixing.mixture_training import (
+    MixtureExamples,
+    MixtureVerdict,
+    Samples,
+    Searched,
+    learn_mixture,
+    mixture_examples,
+)
 from nearlm.mixing.network_files import check_described, load_network, read_trained, save_trained
 from nearlm.mixing.odds import Odds
-from nearlm.mixing.traces import LMTrace, trace_text
-from nearlm.mixing.trained import (
-    check_of_store,
-    check_trained,
-    lasting_hash,
-    search_for,
-    search_only,
-    tuned_settings,
-)
+from nearlm.mixing.samples import Lessons, trace_lessons
+from nearlm.mixing.traces import LMTrace
+from nearlm.mixing.trained import check_of_store, check_trained, lasting_hash, search_for, search_only, tuned_settings
 from nearlm.mixing.usual import USUAL_SOURCES, UsualWeights
 from nearlm.model.lm import AnyModel
 from nearlm.search import Neighbors, Retriever
@@ -67,7 +68,8 @@ class OtherStore:
 class MixtureInfo(MixtureVerdict):
     """What `mixture.json` says of a mixture: what it may be used with, how it was trained, and how well it does.
 
-    `others` are the stores that it weighs together with the one that it is kept in.
+    `others` are the stores that it weighs together with the one that it is kept in, `samples` the tokens that the LM
+    wrote by itself to learn from.
     """
 
     format: int
@@ -81,6 +83,7 @@ class MixtureInfo(MixtureVerdict):
     files: dict[str, FileInfo]
     state: StoreState | None = None  # none in older files
     others: tuple[OtherStore, ...] = ()
+    samples: int = 0
 
     @property
     def stores(self) -> tuple[OtherStore, ...]:
@@ -125,6 +128,7 @@ class Mixture:
         index: str = DEFAULT,
         seed: int = 0,
         stride: int | None = None,
+        samples: int | None = None,
         reporter: Reporter = QUIET,
     ) -> "Mixture":
         """Train a mixture on a validation text and save it with the store, for an index that has been tuned.
@@ -139,6 +143,7 @@ class Mixture:
             index: Which index of the store it is for.
             seed: Seed of the training.
             stride: Tokens from window to window, by default the window.
+            samples: Tokens that the LM writes by itself, to learn from too; by default 0.4 of the text's, up to 20,000.
             reporter: Whom to tell of the progress.
 
         """
@@ -148,8 +153,8 @@ class Mixture:
         lm = load_lm(opened, model)
         place.folder.mkdir(parents=True, exist_ok=True)
         with files.lock(place.folder):
-            traced = trace_text(lm, opened, text, reporter, stride=stride)
-            network, info = _learn(opened, traced, lm.fingerprint(), parse_sources(sources), tuned, seed, reporter)
+            lessons = trace_lessons(lm, opened, text, samples, seed, reporter, stride)
+            network, info = _learn(opened, lessons, lm.fingerprint(), parse_sources(sources), tuned, seed, reporter)
             save_trained(place, network, info)
         return cls.load(opened, name)
 
@@ -250,8 +255,9 @@ class Mixture:
         untrained = "weights of each store alone" if info.others else "constant λ"
         constant = f", {untrained} {info.constant:.3f}" if self.searches else ""
         without = f", without searches {info.skipped:.3f}" if self.searches else ""
+        own = f" and {info.samples:,} of the model's own" if info.samples else ""
         rows = [
-            f"trained on {info.tokens:,} tokens; held out: {info.held_tokens:,} tokens ({info.unit})",
+            f"trained on {info.tokens:,} tokens{own}; held out: {info.held_tokens:,} tokens ({info.unit})",
             f"held-out perplexity: LM {info.nlm:.3f}{constant}, mixture {info.searched:.3f}{without}",
         ]
         return "\n".join(rows)
@@ -259,22 +265,28 @@ class Mixture:
 
 def _learn(
     store: Datastore,
-    traced: LMTrace,
+    lessons: Lessons,
     model: str,
     sources: tuple[str, ...],
     tuned: Tuned | None,
     seed: int,
     reporter: Reporter,
 ) -> tuple[MixtureNetwork, MixtureInfo]:
-    """Train a network on a traced text, and say all there is to say of it."""
-    searched = None
-    if tuned is not None:
-        searched = Searched(search_for(traced, Retriever.open(store, tuned), tuned, reporter), tuned)
+    """Train a network on traced texts, and say all there is to say of it."""
+    traced, own = lessons
+    retriever = None if tuned is None else Retriever.open(store, tuned)
     infinigram = build_infinigram(store, reporter) if NGRAM in sources else None
-    examples = mixture_examples(traced, sources, infinigram, searched)
+
+    def look(one: LMTrace) -> tuple[MixtureExamples, Searched | None]:
+        searched = None
+        if retriever is not None and tuned is not None:
+            searched = Searched(search_for(one, retriever, tuned, reporter), tuned)
+        return mixture_examples(one, sources, infinigram, searched), searched
+
+    examples, searched = look(traced)
+    samples = None if own is None else Samples(look(own)[0], own.text.documents)
     constant = traced.log_lm if searched is None else searched.trace.log_p(searched.tuned)
-    network, verdict = learn_mixture(examples, traced, constant, seed, reporter)
-    warn_not_better(verdict, "one λ", reporter)
+    network, verdict = learn_mixture(examples, traced, constant, seed, reporter, samples=samples)
     return network, MixtureInfo(
         **vars(verdict),
         format=FORMAT,
@@ -287,14 +299,8 @@ def _learn(
         seed=seed,
         files={},
         state=store.state,
+        samples=len(own) if own else 0,
     )
-
-
-def warn_not_better(verdict: MixtureVerdict, than: str, reporter: Reporter) -> None:
-    """Say that a mixture is not used by itself, if so."""
-    if not verdict.better:
-        gain = f"{verdict.gain:.4f} ± {verdict.gain_error:.4f} nats on {verdict.held_tokens:,} held-out tokens"
-        reporter.say(f"warning: the mixture is not surely better than {than} ({gain}); it is used only if it is named")
 
 
 def untrained_info(sources: tuple[str, ...], settings: SearchSettings, store: str = "", model: str = "") -> MixtureInfo:

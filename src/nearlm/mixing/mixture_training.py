@@ -32,6 +32,7 @@ from nearlm.mixing.mixture_features import (
     kind_of,
     name_at,
     propose,
+    store_of,
 )
 from nearlm.mixing.mixture_network import MixtureNetwork, mixture_loss, network_of
 from nearlm.mixing.odds import Odds
@@ -58,6 +59,13 @@ class Searched:
     def knn_temperature(self) -> float:
         """The tuned T."""
         return self.tuned.knn_temperature or 1.0
+
+
+class Samples(NamedTuple):
+    """What was made of text that the LM wrote by itself: examples, and the document of each."""
+
+    examples: "MixtureExamples"
+    documents: Ints
 
 
 class StoreSide(NamedTuple):
@@ -198,13 +206,45 @@ def learn_mixture(
     seed: int,
     reporter: Reporter,
     odds: Odds | None = None,
+    samples: Samples | None = None,
 ) -> tuple[MixtureNetwork, MixtureVerdict]:
-    """Train a network on nine tenths of a text and judge it on the rest, against log p by what nobody trained."""
+    """Train a network on nine tenths of a text and judge it on the rest, against log p by what nobody trained.
+
+    What the LM wrote by itself is learned from too, but nothing is judged on it.
+    """
     split = split_rows(traced.text.documents, seed)
     warn_few(len(examples), "mixture", reporter)
-    with reporter.bar("training the mixture", _EPOCHS * len(split.train), "tokens") as advance:
-        network = train_mixture(examples, split, seed, advance, odds)
-    return network, judge_mixture(network, examples, split, constant)
+    joined, both = join_samples(examples, split, samples, seed)
+    with reporter.bar("training the mixture", _EPOCHS * len(both.train), "tokens") as advance:
+        network = train_mixture(joined, both, seed, advance, odds)
+    verdict = judge_mixture(network, examples, split, constant)
+    several = any(map(store_of, examples.sources))
+    _warn_not_better(verdict, "the weights of each store alone" if several else "one λ", reporter)
+    return network, verdict
+
+
+def _warn_not_better(verdict: MixtureVerdict, than: str, reporter: Reporter) -> None:
+    """Say that a mixture is not used by itself, if so."""
+    if not verdict.better:
+        gain = f"{verdict.gain:.4f} ± {verdict.gain_error:.4f} nats on {verdict.held_tokens:,} held-out tokens"
+        reporter.say(f"warning: the mixture is not surely better than {than} ({gain}); it is used only if it is named")
+
+
+def join_samples(
+    examples: MixtureExamples, split: Split, samples: Samples | None, seed: int
+) -> tuple[MixtureExamples, Split]:
+    """Put what the LM wrote by itself behind the examples of a text, a tenth of it held out to stop by."""
+    if samples is None:
+        return examples, split
+    own = split_rows(samples.documents, seed)
+    columns = [
+        np.concatenate([getattr(one, name) for one in (examples, samples.examples)])
+        for name in ("features", "log_p", "there")
+    ]
+    train = np.concatenate([split.train, len(examples) + own.train])
+    held = np.concatenate([split.held, len(examples) + own.held])
+    documents = np.concatenate([split.documents, split.documents.max() + 1 + own.documents])
+    return MixtureExamples(examples.sources, *columns), Split(train, held, documents, split.unit)
 
 
 def judge_mixture(
@@ -253,12 +293,15 @@ def _train_epoch(
         optimiser.step()
 
 
-def cross_fit(examples: MixtureExamples, documents: Ints, seed: int = 0) -> tuple[Doubles, Doubles]:
+def cross_fit(
+    examples: MixtureExamples, documents: Ints, seed: int = 0, samples: Samples | None = None
+) -> tuple[Doubles, Doubles]:
     """Return log p of every token with a search and without, each by a network trained on the other half of a text."""
     searched = np.empty(len(examples))
     skipped = np.empty(len(examples))
     for train, rest in halves(documents):
-        network = train_mixture(examples[train], split_rows(_renumber(documents[train]), seed), seed)
+        split = split_rows(_renumber(documents[train]), seed)
+        network = train_mixture(*join_samples(examples[train], split, samples, seed), seed)
         searched[rest] = examples[rest].log_mixture(network)
         skipped[rest] = examples[rest].without_search().log_mixture(network)
     return searched, skipped

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from nearlm.base import QUIET, Doubles, NearLMWarning, OptionError, Reporter, StoreError, files
+from nearlm.mixing.infinigram import InfiniGram
 from nearlm.mixing.infinigram_building import build_infinigram
 from nearlm.mixing.memory import Memory, warn_short
 from nearlm.mixing.mixture import (
@@ -21,13 +22,20 @@ from nearlm.mixing.mixture import (
     mixture_files,
     untrained_info,
     verify_mixture,
-    warn_not_better,
 )
 from nearlm.mixing.mixture_features import KNN, NGRAM, join_sources, name_at, parse_sources
-from nearlm.mixing.mixture_training import Searched, StoreSide, learn_mixture, mixture_examples
+from nearlm.mixing.mixture_training import (
+    MixtureExamples,
+    Samples,
+    Searched,
+    StoreSide,
+    learn_mixture,
+    mixture_examples,
+)
 from nearlm.mixing.network_files import save_trained
 from nearlm.mixing.odds import Alone, Odds
-from nearlm.mixing.traces import AnyText, LMTrace, trace_text
+from nearlm.mixing.samples import Lessons, trace_lessons
+from nearlm.mixing.traces import AnyText, LMTrace
 from nearlm.mixing.trained import check_trained, lasting_hash, search_for, search_only, tuned_settings, what_came_after
 from nearlm.model.lm import LM
 from nearlm.search import Retriever
@@ -165,6 +173,7 @@ def learn_together(
     sources: str = ALL_SOURCES,
     seed: int = 0,
     stride: int | None = None,
+    samples: int | None = None,
     reporter: Reporter = QUIET,
 ) -> Mixture:
     """Train a mixture of several stores, each searched as it is alone, and keep it in the first of them."""
@@ -178,9 +187,9 @@ def learn_together(
     parts = [Memory.open(store, settings) for store in stores]
     place.folder.mkdir(parents=True, exist_ok=True)
     with files.lock(place.folder):
-        traced = trace_text(lm, home, text, reporter, stride=stride)
+        lessons = trace_lessons(lm, home, text, samples, seed, reporter, stride)
         asked = parse_sources(sources)
-        network, info = _learn(parts, names, traced, asked, {"model": lm.fingerprint(), "seed": seed}, reporter)
+        network, info = _learn(parts, names, lessons, asked, {"model": lm.fingerprint(), "seed": seed}, reporter)
         save_trained(place, network, info)
     return Mixture.load(home, name, stores[1:])
 
@@ -188,23 +197,26 @@ def learn_together(
 def _learn(
     parts: Sequence[Memory],
     names: Sequence[str],
-    traced: LMTrace,
+    lessons: Lessons,
     asked: tuple[str, ...],
     known: dict[str, Any],
     reporter: Reporter,
 ) -> tuple[Any, MixtureInfo]:
-    """Train a network on a traced text, and say all there is to say of it."""
+    """Train a network on traced texts, and say all there is to say of it."""
+    traced, own = lessons
     kinds = [[kind for kind in asked if kind != KNN or one.retriever is not None] for one in parts]
-    searched = [_search(one, traced, reporter) for one in parts]
-    sides = [
-        StoreSide(build_infinigram(one.store, reporter) if NGRAM in own else None, found)
-        for one, own, found in zip(parts, kinds, searched, strict=True)
-    ]
-    examples = mixture_examples(traced, join_sources(kinds), *sides[0], sides[1:])
+    infinigrams = [_infinigram(one, named, reporter) for one, named in zip(parts, kinds, strict=True)]
+
+    def look(one: LMTrace) -> tuple[MixtureExamples, list[Searched | None]]:
+        found = [_search(part, one, reporter) for part in parts]
+        sides = [StoreSide(*pair) for pair in zip(infinigrams, found, strict=True)]
+        return mixture_examples(one, join_sources(kinds), *sides[0], sides[1:]), found
+
+    examples, searched = look(traced)
+    samples = None if own is None else Samples(look(own)[0], own.text.documents)
     odds, untrained = _untrained(parts, searched, traced)
     begun = odds if odds.sources == examples.sources else None
-    network, verdict = learn_mixture(examples, traced, untrained, known["seed"], reporter, begun)
-    warn_not_better(verdict, "the weights of each store alone", reporter)
+    network, verdict = learn_mixture(examples, traced, untrained, known["seed"], reporter, begun, samples)
     first, *others = [_describe(one, name) for one, name in zip(parts, names, strict=True)]
     return network, MixtureInfo(
         **vars(verdict),
@@ -218,7 +230,12 @@ def _learn(
         files={},
         state=first.state,
         others=tuple(others),
+        samples=len(own) if own else 0,
     )
+
+
+def _infinigram(memory: Memory, kinds: Sequence[str], reporter: Reporter) -> InfiniGram | None:
+    return build_infinigram(memory.store, reporter) if NGRAM in kinds else None
 
 
 def _search(memory: Memory, traced: LMTrace, reporter: Reporter) -> Searched | None:

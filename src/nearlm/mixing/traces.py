@@ -142,7 +142,7 @@ def trace_lm(lm: LM, text: TokenText, reading: Reading, reporter: Reporter = QUI
             begin += count
 
     sizes = [int(text.windows.inputs[batch].sum()) for batch in batches]
-    _fill(folder, text, columns, sizes, compute, "scoring", reporter)
+    fill_trace(folder, {_text_folder(text.sha256)}, columns, sizes, compute, "scoring", reporter)
     return LMTrace(text, key, **{name: column.open() for name, column in columns.items()})
 
 
@@ -227,20 +227,20 @@ def trace_search(lm_trace: LMTrace, retriever: Retriever, k: int, reporter: Repo
         yield "ids", start, near.ids
 
     sizes = [min(_SEARCH_BATCH, len(lm_trace) - start) for start in starts]
-    _fill(folder, lm_trace.text, columns, sizes, compute, "searching", reporter)
+    fill_trace(folder, {_text_folder(lm_trace.text.sha256)}, columns, sizes, compute, "searching", reporter)
     return Trace(lm_trace, retriever, **{name: column.open() for name, column in columns.items()})
 
 
-def _fill(
+def fill_trace(
     folder: Path,
-    text: TokenText,
+    read: set[Path],
     columns: dict[str, ArrayFile],
     sizes: list[int],
     compute: Any,
     label: str,
     reporter: Reporter,
 ) -> None:
-    """Fill a trace's columns unless they are complete, with a bar that counts tokens."""
+    """Fill a trace's columns unless they are complete, with a bar that counts tokens; what it has `read` stays."""
     with cache_lock(folder, reporter):
         done = folder / "trace.json"
         job = Job(folder, "trace")
@@ -252,7 +252,7 @@ def _fill(
         wanted = sum(column.bytes for column in columns.values())
         if wanted > _WORTH_SAYING:
             reporter.say(f"keeping {size(wanted)} in {folder}")
-        _make_room(wanted, {folder, _text_folder(text.sha256)})
+        _make_room(wanted, {folder, *read})
         job.resume({})
         with reporter.bar(label, sum(sizes), "tokens", job.count_done("fill", sizes)) as advance:
             job.fill("fill", columns, sizes, compute, advance)
@@ -282,7 +282,7 @@ def is_sound(folder: Path, columns: dict[str, ArrayFile], reporter: Reporter) ->
 def _make_room(wanted: int, used: set[Path]) -> None:
     """Remove the traces and texts that were not used for the longest time, as far as a new trace needs their room."""
     kept: list[tuple[float, int, Path]] = []
-    for kind in ("lm", "search", "text"):
+    for kind in ("lm", "search", "text", "samples"):
         for other in trace_folder().glob(f"{kind}-*"):
             with contextlib.suppress(FileNotFoundError):  # another process has removed it
                 count = sum(file.stat().st_size for file in other.glob("*.*"))

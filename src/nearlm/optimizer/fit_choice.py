@@ -10,8 +10,10 @@ from nearlm.mixing import (
     gate_files,
     mixture_files,
     perplexity,
+    samples_wanted,
     search_hash,
     trace_lm,
+    trace_samples,
     tune,
     verify_gate,
     verify_mixture,
@@ -86,7 +88,9 @@ def _choose(
         few = f"only {len(text.targets):,} tokens to tune on: one λ for all tokens; a mixture and a gate need"
         label = f"k {tuned.k}, λ {tuned.lam:g}, T {tuned.knn_temperature:g}"
         return Chosen(label, (f"{few} {TUNED_TOKENS:,}",))
-    trials = Trials(store, trace_lm(lm, text, store.reading(), reporter), job.folder.parent, job, reporter)
+    traced = trace_lm(lm, text, store.reading(), reporter)
+    own = trace_samples(lm, store, samples_wanted(len(traced)), 0, reporter)
+    trials = Trials(store, traced, job.folder.parent, job, reporter, own)
     limit = 1e6 * (rule.overhead or OVERHEAD) * seconds
     goal = f"the best memory that takes at most {limit:.1f} µs per token"
     if rule.budget is not None:

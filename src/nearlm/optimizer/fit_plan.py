@@ -12,6 +12,7 @@ from itertools import islice
 import numpy as np
 
 from nearlm.base import OptionError, check_at_least, duration, size
+from nearlm.mixing import samples_wanted
 from nearlm.model.lm import LM
 from nearlm.optimizer.optimization import Rule
 from nearlm.text import Corpus, fill_batch, passages, plan_windows
@@ -20,7 +21,7 @@ from nearlm.text.tokens import encode
 VALID_TOKENS = 20_000
 TEST_TOKENS = 12_000
 _VALID_SHARE = 0.1  # at most, of the text, that is held out to tune, and again to measure
-_VALID_OF_TIME = 0.12  # at most, of the tokens that there is time for
+_VALID_OF_TIME = 0.09  # at most, of the tokens that there is time for
 _TEST_OF_TIME = 0.06
 _MOST_MINUTES = 1e6
 _FEWEST_TOKENS = 1000  # of a memory, however short the time
@@ -31,6 +32,7 @@ _FIXED_SECONDS = 25.0  # two continuations, the last files
 _WAY_SECONDS = 250e-6  # per token to tune on, of one way to mix, on two cores
 _LEARN_WAYS = 6  # what mixture and gate take, in such ways
 _RECORD_SECONDS = 150e-6  # to index, and to sort the suffixes
+_WRITE_PASSES = 1.2  # what a token takes that the LM writes in a batch, in tokens that it reads
 _OF_TIME = 0.92  # that is planned for
 _BESIDE_KEYS = 130  # bytes of a record: index and suffixes
 
@@ -151,7 +153,7 @@ def plan_amounts(speed: Speed, characters: int, seconds: float | None, most: int
     test = min(test, max(_FEWEST_TOKENS, _TEST_OF_TIME * readable))
     spared = max(0.0, left - (tokens - valid) * speed.seconds)
     ways = choose_ways(int(valid), max(0.2 * left, spared))
-    left -= mixing_seconds(int(valid), ways) + (valid + test) * speed.seconds
+    left -= mixing_seconds(int(valid), ways) + tuning_seconds(int(valid), speed) + test * speed.seconds
     store = max(_FEWEST_TOKENS, int(left / (speed.seconds + _RECORD_SECONDS)))
     return Amounts(there, min(store, most or store), int(valid), int(test), ways)
 
@@ -163,13 +165,18 @@ def choose_ways(valid: int, seconds: float) -> Ways:
 
 def mixing_seconds(valid: int, ways: Ways) -> float:
     """Estimate what it takes to try some ways and to learn one, on so many tokens."""
-    return (ways.count + _LEARN_WAYS) * valid * _WAY_SECONDS
+    return (ways.count + _LEARN_WAYS) * (valid + samples_wanted(valid)) * _WAY_SECONDS
+
+
+def tuning_seconds(valid: int, speed: Speed) -> float:
+    """Estimate what the LM takes to read so many tokens to tune on, and to write and read text of its own."""
+    return (valid + (_WRITE_PASSES + 1) * samples_wanted(valid)) * speed.seconds
 
 
 def forecast(speed: Speed, store: int, held: Sequence[int], ways: Ways, dim: int, weights: int) -> str:
     """Say what so many tokens will take: to be stored, and held out to tune and to measure."""
     valid, test = held
-    seconds = (store + valid + test) * speed.seconds + store * _RECORD_SECONDS + _FIXED_SECONDS
+    seconds = (store + test) * speed.seconds + tuning_seconds(valid, speed) + store * _RECORD_SECONDS + _FIXED_SECONDS
     seconds += mixing_seconds(valid, ways) if valid else 0.0
     disk = store * (2 * dim + 12 + _BESIDE_KEYS)
     ram = 1.5 * weights + 3e8 + 18 * store

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from nearlm.base import QUIET, Job, Json, OptionError, Reporter, StoreError, duration, files, size, store_folder
 from nearlm.base.records import from_json, read_record, to_json, write_record
-from nearlm.mixing import Gate, cache_text, perplexity, room_for_traces, trace_lm
+from nearlm.mixing import Gate, cache_text, perplexity, room_for_traces, samples_wanted, trace_lm, trace_samples
 from nearlm.model.lm import LM, AnyModel
 from nearlm.optimizer.bench import SMALL, find_index
 from nearlm.optimizer.overhead import KEEPS as KEEPS_MIXED
@@ -134,7 +134,11 @@ def _optimize(store: Datastore, text: Texts, folder: Path, lm: LM, rule: Rule, r
     with files.lock(work):
         _begin(job, plan, work, layout)
         _announce(store, len(read.targets), rule, reporter)
-        trials = Trials(store, trace_lm(lm, read, reading, reporter), work, job, reporter)
+        traced = trace_lm(lm, read, reading, reporter)
+        own = None  # no mixture is measured within a budget
+        if rule.budget is None:
+            own = trace_samples(lm, store, samples_wanted(len(traced)), 0, reporter)
+        trials = Trials(store, traced, work, job, reporter, own)
         if rule.budget is None:
             choice = choose(trials, lm, rule.overhead or OVERHEAD, folder)
         else:
@@ -190,9 +194,13 @@ def _begin(job: Job, plan: Json, work: Path, layout: Layout) -> None:
 def _announce(store: Datastore, tokens: int, rule: Rule, reporter: Reporter) -> None:
     """Say what will be measured and about how long that takes, by what its parts took per record and core."""
     shapes = len(KEEPS_MIXED) if rule.budget is None else len(_shapes(store)) + _ATTEMPTS // 2
-    mixtures = (2 + len(NPROBES) * len(KS)) * tokens * _MIXTURE_SECONDS if rule.budget is None else 0.0
+    mixtures = 0.0
+    read = tokens
+    if rule.budget is None:
+        read += samples_wanted(tokens)
+        mixtures = (2 + len(NPROBES) * len(KS)) * read * _MIXTURE_SECONDS
     searches = 1 + len(NPROBES) + shapes + 2
-    traces = min(room_for_traces(), searches * tokens * min(PAPER_K, len(store)) * _TRACE_BYTES)
+    traces = min(room_for_traces(), searches * read * min(PAPER_K, len(store)) * _TRACE_BYTES)
     stores = store.bytes * (sum(shape.keep for shape in _shapes(store) if shape.keep < 1) + 2 * _WITH_INDEX)
     paper = 0 if find_index(store, PAPER) else _PAPER_SECONDS
     seconds = len(store) * (shapes * _SHAPE_SECONDS + _PRUNE_SECONDS + paper) * 2 / max(1, os.cpu_count() or 1)

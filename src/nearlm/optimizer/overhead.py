@@ -18,11 +18,9 @@ from nearlm.mixing import (
     InfiniGram,
     Memory,
     Mixture,
-    Searched,
     best_settings,
     build_infinigram,
-    cross_fit,
-    mixture_examples,
+    parse_sources,
     perplexity,
     standard_error,
     untrained_mixture,
@@ -136,10 +134,10 @@ def _ranks(trials: Trials, logp: Doubles, skipped: Doubles, infinigram: InfiniGr
 def _instant(trials: Trials) -> Measured:
     """Measure LM, ∞-gram and text so far, without any search."""
     infinigram = build_infinigram(trials.store, trials.reporter)
-    examples = mixture_examples(trials.traced, ("ngram", "text"), infinigram, None)
-    logp, _ = cross_fit(examples, trials.documents)
+    sources = parse_sources(INSTANT)
+    logp, _ = trials.mix(sources, infinigram)
     setup = Setup.without_search(DEFAULT, infinigram.bytes)
-    memory = Memory(trials.store, None, SearchSettings(), None, untrained_mixture(examples.sources, infinigram))
+    memory = Memory(trials.store, None, SearchSettings(), None, untrained_mixture(sources, infinigram))
     microseconds = 1e6 * trials.mixing_seconds(memory)
     return Measured(Point("no search", setup, 1.0, perplexity(logp), microseconds), logp)
 
@@ -151,15 +149,14 @@ def _searched(trials: Trials, shape: Shape, nprobe: int, ks: Sequence[int]) -> l
     retriever = trials.open(store, AUTO, nprobe=nprobe if lists else None)
     trace = trials.trace(retriever)
     infinigram = build_infinigram(trials.store, trials.reporter)
+    sources = parse_sources(ALL_SOURCES)
     found = []
     for tuned in best_settings(trace, ks):
-        searched = Searched(trace, tuned)
-        examples = mixture_examples(trials.traced, tuple(ALL_SOURCES.split(",")), infinigram, searched)
-        logp, skipped = cross_fit(examples, trials.documents)
+        logp, skipped = trials.mix(sources, infinigram, trace, tuned)
         settings = SearchSettings(**tuned.values)
         search = 1e6 / trials.searches_per_second(retriever, tuned.k or 1)
         plain = 1e6 * trials.mixing_seconds(Memory.of(retriever, settings))
-        mixture = untrained_mixture(examples.sources, infinigram, tuned)
+        mixture = untrained_mixture(sources, infinigram, tuned)
         mixing = 1e6 * trials.mixing_seconds(Memory.of(retriever, settings, None, mixture))
         label = shape.label(trials.whole, settings)
         made = _Way(label, Setup.of(retriever, settings, infinigram.bytes), shape.keep, search, mixing)

@@ -14,19 +14,26 @@ from nearlm.mixing import (
     SURE,
     TRUSTED_TOKENS,
     Gate,
+    InfiniGram,
     LMTrace,
     Looked,
+    MixtureExamples,
+    Samples,
+    Searched,
     Trace,
     Training,
     best_setting,
     best_settings,
+    cross_fit,
     examples_of,
     judge,
     mix,
+    mixture_examples,
     perplexity,
     search_only,
     split_rows,
     standard_error,
+    trace_search,
     train_network,
 )
 from nearlm.optimizer.bench import Bench
@@ -43,10 +50,16 @@ Result = TypeVar("Result")
 
 
 class Trials(Bench):
-    """Makes smaller stores and measures them, noting what has been measured."""
+    """Makes smaller stores and measures them, noting what has been measured.
 
-    def __init__(self, store: Datastore, traced: LMTrace, work: Path, job: Job, reporter: Reporter):
+    `own` is what the LM wrote by itself, from which mixtures learn too.
+    """
+
+    def __init__(
+        self, store: Datastore, traced: LMTrace, work: Path, job: Job, reporter: Reporter, own: LMTrace | None = None
+    ):
         super().__init__(store, traced, reporter)
+        self.own = own
         self.work = work
         self.job = job
         self.whole = Shape(1.0, store.dim)
@@ -106,6 +119,20 @@ class Trials(Bench):
         documents = np.asarray(self.traced.text.documents)[rows]
         error = standard_error((logp - self.log_vanilla)[rows], documents)
         return SURE * error * perplexity(logp[rows])
+
+    def mix(
+        self, sources: tuple[str, ...], infinigram: InfiniGram, trace: Trace | None = None, tuned: Tuned | None = None
+    ) -> tuple[Doubles, Doubles]:
+        """Return log p of every token with a search and without, mixed by what was trained on the text's other half."""
+
+        def examples(traced: LMTrace) -> MixtureExamples:
+            searched = None
+            if trace is not None and tuned is not None:
+                searched = Searched(trace_search(traced, trace.retriever, trace.k, self.reporter), tuned)
+            return mixture_examples(traced, sources, infinigram, searched)
+
+        samples = None if self.own is None else Samples(examples(self.own), self.own.text.documents)
+        return cross_fit(examples(self.traced), self.documents, samples=samples)
 
     def measure(self, shape: Shape, nprobes: Sequence[int]) -> list[Point]:
         """Measure a store of this shape with different numbers of lists, and of neighbours."""
