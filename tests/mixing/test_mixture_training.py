@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from examples import DOCUMENTS, trace_for
 
+from nearlm.mixing import mixture_training
 from nearlm.mixing.equations import log_p_knn, perplexity
 from nearlm.mixing.gate_training import split_rows
 from nearlm.mixing.infinigram_building import build_infinigram
@@ -157,3 +158,19 @@ def test_samples_stand_behind_a_text_and_a_tenth_of_them_is_held_out():
     np.testing.assert_array_equal(np.sort(np.concatenate([both.train, both.held])), np.arange(len(joined)))
     assert not set(both.documents[: len(split.held)]) & set(both.documents[len(split.held) :])
     assert join_samples(examples, split, None, 0) == (examples, split)
+
+
+def test_each_half_of_a_text_learns_from_its_own_half_of_what_the_lm_wrote(monkeypatch):
+    learned = []
+    train = mixture_training.train_mixture
+
+    def watched(examples, split, seed):
+        learned.append(examples.log_p)
+        return train(examples, split, seed)
+
+    monkeypatch.setattr(mixture_training, "train_mixture", watched)
+    examples, own = made_up(600), strangers(600)
+    cross_fit(examples, DOCUMENTS[:600], samples=own)
+    for (rows, _), log_p in zip(halves(own.documents), learned, strict=True):
+        np.testing.assert_array_equal(log_p[-len(rows) :], own.examples.log_p[rows])
+    assert sum(map(len, learned)) == 1200

@@ -51,3 +51,27 @@ def test_a_piece_ends_with_its_end_token_and_nothing_after_it(lm):
         assert (row[:at] != NOTHING).all() and (row[at + 1 :] == NOTHING).all()
     for row in pieces:
         assert end in row or (row != NOTHING).all()
+
+
+def test_pieces_come_after_all_tokens_that_begin_a_text(advised):
+    rows, start = 2000, (7, 9)
+    pieces = write_pieces(advised, rows, 1, 3, start)
+    with torch.inference_mode():
+        logits = advised.model(input_ids=torch.tensor([start])).logits[0, -1].double()
+    expected = rows * logits.softmax(-1).numpy()
+    found = np.bincount(pieces[:, 0], minlength=len(expected))
+    often = expected >= 5
+    assert np.sum((found[often] - expected[often]) ** 2 / expected[often]) < often.sum() + 4 * (2 * often.sum()) ** 0.5
+
+
+def test_the_largest_seed_is_taken(lm):
+    assert write_pieces(lm, 1, 3, seed=2**63 + 5).shape == (1, 3)
+
+
+def test_the_settings_of_a_model_below_an_adapter_are_as_before(lm):
+    peft = pytest.importorskip("peft")
+    inner = make_llama(vocab_size=300)
+    inner.generation_config.update(top_k=1, repetition_penalty=5.0)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    write_pieces(LM(peft.get_peft_model(inner, config), make_tokenizer()), 2, 3, seed=0)
+    assert inner.generation_config.repetition_penalty == 5.0

@@ -11,6 +11,7 @@ from nearlm.mixing.gate_training import Training
 from nearlm.mixing.infinigram_building import build_infinigram
 from nearlm.mixing.mixture import ALL_SOURCES, Mixture, MixtureInfo, verify_mixture
 from nearlm.mixing.mixture_features import KNN
+from nearlm.mixing.samples import check_samples
 from nearlm.mixing.several import learn_together
 from nearlm.mixing.traces import cache_text
 from nearlm.mixing.trained import what_came_after
@@ -74,6 +75,7 @@ def learn_all(
         >>> learned = nearlm.learn_all("mystore", "valid/")
         >>> knnlm = nearlm.KNNLM.load("mystore")  # uses what was learned, if it is better
     """
+    check_samples(samples)
     lm = load_lm((stores := open_stores(store))[0], model)
     how: Any = {"name": name, "index": index, "stride": stride, "reporter": reporter}
     mixing: Any = {"sources": sources, "seed": training.seed, "samples": samples}

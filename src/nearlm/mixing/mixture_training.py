@@ -61,11 +61,15 @@ class Searched:
         return self.tuned.knn_temperature or 1.0
 
 
-class Samples(NamedTuple):
+@dataclass(frozen=True)
+class Samples:
     """What was made of text that the LM wrote by itself: examples, and the document of each."""
 
     examples: "MixtureExamples"
     documents: Ints
+
+    def __getitem__(self, rows: Ints) -> "Samples":
+        return Samples(self.examples[rows], _renumber(self.documents[rows]))
 
 
 class StoreSide(NamedTuple):
@@ -296,12 +300,16 @@ def _train_epoch(
 def cross_fit(
     examples: MixtureExamples, documents: Ints, seed: int = 0, samples: Samples | None = None
 ) -> tuple[Doubles, Doubles]:
-    """Return log p of every token with a search and without, each by a network trained on the other half of a text."""
+    """Return log p of every token with a search and without, each by a network trained on the other half of a text.
+
+    Each learns from half of what the LM wrote by itself, so that its share is what it is in the whole.
+    """
     searched = np.empty(len(examples))
     skipped = np.empty(len(examples))
-    for train, rest in halves(documents):
+    own = [None, None] if samples is None else [samples[rows] for rows, _ in halves(samples.documents)]
+    for (train, rest), half in zip(halves(documents), own, strict=True):
         split = split_rows(_renumber(documents[train]), seed)
-        network = train_mixture(*join_samples(examples[train], split, samples, seed), seed)
+        network = train_mixture(*join_samples(examples[train], split, half, seed), seed)
         searched[rest] = examples[rest].log_mixture(network)
         skipped[rest] = examples[rest].without_search().log_mixture(network)
     return searched, skipped

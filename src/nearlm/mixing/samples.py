@@ -1,23 +1,25 @@
 """Text that the LM writes by itself, to learn from when not to trust a memory: there none can be better than the LM.
 
 What is learned on text of the store's kind alone expects that kind. The LM's own text is any other, at no download.
+A piece is learned from as it was written: what the LM did not draw itself, such as an end of what was cut, is no part.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from nearlm.base import ArrayFile, Int32s, Ints, Reporter, canonical_hash, check_at_least
+from nearlm.base import ArrayFile, Int32s, Ints, OptionError, Reporter, canonical_hash, check_at_least
 from nearlm.base.jobs import Pieces
 from nearlm.mixing.traces import AnyText, LMTrace, fill_trace, trace_folder, trace_lm, trace_text
 from nearlm.model.lm import LM
-from nearlm.model.own_text import NOTHING, write_pieces
+from nearlm.model.own_text import NOTHING, can_write, end_tokens, start_tokens, write_pieces
 from nearlm.store import Datastore
 from nearlm.text import Reading, TokenText, plan_windows
 
 LENGTHS = (48, 96, 192)  # tokens of a piece, at most
 SHARE = 0.4  # of the tokens that are learned from otherwise
 MOST = 20_000
+_FEWEST = 200  # tokens to predict, which half of them can be held out of
 _TOGETHER = 24
 
 
@@ -38,6 +40,7 @@ def trace_lessons(
     stride: int | None = None,
 ) -> Lessons:
     """Trace a text, and let the LM write as much as was asked for, or as suits that text."""
+    check_samples(samples)
     traced = trace_text(lm, store, text, reporter, stride=stride)
     return Lessons(traced, trace_samples(lm, store, samples_wanted(len(traced), samples), seed, reporter))
 
@@ -45,22 +48,36 @@ def trace_lessons(
 def trace_samples(lm: LM, store: Datastore, tokens: int, seed: int, reporter: Reporter) -> LMTrace | None:
     """Let the LM write about so many tokens and trace them, or find that it has been done; None if they are too few."""
     reading = store.reading()
-    lengths = [min(length, reading.window) for length in LENGTHS]
+    start = reading.framing.bos or start_tokens(lm)
+    lengths = [min(length, reading.window + 1 - len(start)) for length in LENGTHS]
     pieces = len(lengths) * (tokens // sum(lengths))
     if not pieces:
         return None
-    return trace_lm(lm, _as_text(_write(lm, lengths, pieces, seed, reading, reporter), reading), reading, reporter)
+    if not can_write(lm):
+        reporter.say(f"{lm.name} cannot write text by itself to learn from: it has no `generate`")
+        return None
+    text = _as_text(_write(lm, lengths, pieces, seed, start, reporter), reading)
+    if len(text.targets) < _FEWEST:
+        said = f"{len(text.targets):,} tokens in {pieces:,} texts of its own"
+        reporter.say(f"{lm.name} wrote only {said}: too few to learn from, so they are left out")
+        return None
+    return trace_lm(lm, text, reading, reporter)
+
+
+def check_samples(asked: int | None) -> None:
+    """Refuse a number of tokens that is not a piece of each length."""
+    check_at_least(0, samples=asked)
+    if asked and asked < sum(LENGTHS):
+        raise OptionError(f"`samples` is {asked}, expected 0 for none, or at least {sum(LENGTHS)}")
 
 
 def samples_wanted(tokens: int, asked: int | None = None) -> int:
     """Return how many tokens the LM should write beside so many that are learned from."""
-    check_at_least(0, samples=asked)
     return min(MOST, int(SHARE * tokens)) if asked is None else asked
 
 
-def _write(lm: LM, lengths: list[int], pieces: int, seed: int, reading: Reading, reporter: Reporter) -> Int32s:
+def _write(lm: LM, lengths: list[int], pieces: int, seed: int, start: tuple[int, ...], reporter: Reporter) -> Int32s:
     """Return pieces of text, [pieces, longest], filled up with `NOTHING`; they are kept in the cache."""
-    begin = reading.framing.bos[0] if reading.framing.bos else None
     key = canonical_hash(
         {
             "model": lm.fingerprint(),
@@ -69,7 +86,8 @@ def _write(lm: LM, lengths: list[int], pieces: int, seed: int, reading: Reading,
             "rounds": lm.packing.weights if lm.packing.rounds else "",
             "lengths": lengths,
             "pieces": pieces,
-            "begin": begin,
+            "start": start,
+            "ends": end_tokens(lm),
             "seed": seed,
         }
     )[:24]
@@ -85,7 +103,7 @@ def _write(lm: LM, lengths: list[int], pieces: int, seed: int, reading: Reading,
     def compute(number: int) -> Pieces:
         row, rows, length = batches[number]
         made = np.full((rows, max(lengths)), NOTHING, np.int32)
-        made[:, :length] = write_pieces(lm, rows, length, seed * len(batches) + number, begin)
+        made[:, :length] = write_pieces(lm, rows, length, seed * len(batches) + number, start)
         yield "tokens", row, made
 
     sizes = [rows * length for _, rows, length in batches]
@@ -94,14 +112,8 @@ def _write(lm: LM, lengths: list[int], pieces: int, seed: int, reading: Reading,
 
 
 def _as_text(pieces: Int32s, reading: Reading) -> TokenText:
-    """Frame pieces as documents of a text."""
-    framing = reading.framing
-    documents = []
-    for row in pieces:
-        written = row[row != NOTHING]
-        ended = len(written) < len(row) and tuple(written[-1:]) == framing.separator
-        end = () if ended else framing.separator
-        documents.append(np.array([*framing.bos, *written, *end], np.int32))
+    """Return pieces as documents of a text, which begin as those of the store do."""
+    documents = [np.array([*reading.framing.bos, *row[row != NOTHING]], np.int32) for row in pieces]
     bounds: Ints = np.cumsum([0, *map(len, documents)])
     tokens = np.concatenate(documents)
     windows = plan_windows(bounds, reading.window, reading.stride, reading.pack)

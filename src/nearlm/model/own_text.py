@@ -1,7 +1,8 @@
-"""Text that an LM writes by itself, drawn from its own distribution after nothing but the token that begins a text."""
+"""Text that an LM writes by itself, drawn from its own distribution after nothing but what begins a text."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,18 +14,18 @@ from nearlm.model.lm import LM
 from nearlm.model.passes import plain_turn
 
 NOTHING = -1  # what stands behind a piece that has ended
+_SEEDS = 1 << 63  # that torch takes
 
 
-def write_pieces(lm: LM, pieces: int, length: int, seed: int, begin: int | None = None) -> Int32s:
+def write_pieces(lm: LM, pieces: int, length: int, seed: int, start: Sequence[int] = ()) -> Int32s:
     """Draw pieces of at most so many tokens, [pieces, length]; the same seed on the same machine, the same pieces.
 
-    They come after `begin`, by default the token that ends the model's texts, which is not part of them. A piece that
-    ends has its end token, and then `NOTHING`.
+    They come after `start`, by default `start_tokens`, which is not part of them. A piece that ends has its end token,
+    and then `NOTHING`.
     """
-    tokenizer = lm.tokenizer
-    start = next((one for one in (begin, tokenizer.eos_token_id, tokenizer.bos_token_id) if one is not None), 0)
-    ends = _end_tokens(lm)
-    first = torch.full((pieces, 1), int(start), device=lm.device)
+    start = start or start_tokens(lm)
+    ends = end_tokens(lm)
+    first = torch.tensor(start, device=lm.device).expand(pieces, -1)
     devices = [lm.device] if lm.device.type == "cuda" else []
     drawn = GenerationConfig(
         do_sample=True,
@@ -32,33 +33,48 @@ def write_pieces(lm: LM, pieces: int, length: int, seed: int, begin: int | None 
         top_p=1.0,
         temperature=1.0,
         max_new_tokens=length,
-        eos_token_id=ends or None,
-        pad_token_id=int(start),
+        eos_token_id=list(ends) or None,
+        pad_token_id=int(start[0]),
     )
     with plain_turn(lm.model), lm.packed(), _own_settings(lm.model), torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        torch.manual_seed(seed % _SEEDS)
         made = lm.model.generate(first, attention_mask=torch.ones_like(first), generation_config=drawn)  # type: ignore[operator]
     out = np.full((pieces, length), NOTHING, np.int32)
-    for row, tokens in zip(out, made[:, 1:].cpu().numpy(), strict=True):
+    for row, tokens in zip(out, made[:, len(start) :].cpu().numpy(), strict=True):
         ended = np.flatnonzero(np.isin(tokens, ends))
         count = ended[0] + 1 if len(ended) else len(tokens)
         row[:count] = tokens[:count]
     return out
 
 
-def _end_tokens(lm: LM) -> list[int]:
+def can_write(lm: LM) -> bool:
+    """Tell whether a model can write at all: some have a forward pass alone."""
+    return callable(getattr(lm.model, "generate", None))
+
+
+def start_tokens(lm: LM) -> tuple[int, ...]:
+    """Return the token that stands before a text where nothing is put there: the one that ends the text before it."""
+    known = (lm.tokenizer.eos_token_id, lm.tokenizer.bos_token_id, 0)
+    return (next(int(one) for one in known if one is not None),)
+
+
+def end_tokens(lm: LM) -> tuple[int, ...]:
     """Return the tokens that end the model's texts."""
     said = getattr(getattr(lm.model, "generation_config", None), "eos_token_id", None)
     known = said if isinstance(said, list) else [said]
-    return sorted({int(one) for one in (*known, lm.tokenizer.eos_token_id) if one is not None})
+    return tuple(sorted({int(one) for one in (*known, lm.tokenizer.eos_token_id) if one is not None}))
 
 
 @contextlib.contextmanager
 def _own_settings(model: nn.Module) -> Iterator[None]:
     """Take away what a model's authors advise for writing: penalties and limits would make another distribution."""
-    advised = model.generation_config
-    model.generation_config = GenerationConfig()
+    below: Any = getattr(model, "get_base_model", None)  # of an adapter, which writes there too
+    inner = below() if callable(below) else model
+    advised = [(one, one.generation_config) for one in {id(one): one for one in (model, inner)}.values()]
+    for one, _ in advised:
+        one.generation_config = GenerationConfig()
     try:
         yield
     finally:
-        model.generation_config = advised
+        for one, own in advised:
+            one.generation_config = own

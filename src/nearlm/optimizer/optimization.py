@@ -207,7 +207,7 @@ def _announce(store: Datastore, tokens: int, rule: Rule, reporter: Reporter) -> 
     seconds += mixtures
     reporter.say(
         f"measuring the vanilla kNN-LM and about {shapes + 1} smaller stores on {tokens:,} tokens: about "
-        f"{duration(seconds + 60)}, without the LM's pass over the text; up to {size(stores)} of disk, and "
+        f"{duration(seconds + 60)}, without what the LM itself reads and writes; up to {size(stores)} of disk, and "
         f"{size(traces)} in the cache. Two indexes to compare with and n-gram tables stay in {store.path}"
     )
 

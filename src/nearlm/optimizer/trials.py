@@ -125,14 +125,15 @@ class Trials(Bench):
     ) -> tuple[Doubles, Doubles]:
         """Return log p of every token with a search and without, mixed by what was trained on the text's other half."""
 
-        def examples(traced: LMTrace) -> MixtureExamples:
-            searched = None
-            if trace is not None and tuned is not None:
-                searched = Searched(trace_search(traced, trace.retriever, trace.k, self.reporter), tuned)
+        def examples(traced: LMTrace, found: Trace | None) -> MixtureExamples:
+            searched = None if found is None or tuned is None else Searched(found, tuned)
             return mixture_examples(traced, sources, infinigram, searched)
 
-        samples = None if self.own is None else Samples(examples(self.own), self.own.text.documents)
-        return cross_fit(examples(self.traced), self.documents, samples=samples)
+        samples = None
+        if self.own is not None:
+            near = None if trace is None else trace_search(self.own, trace.retriever, trace.k, self.reporter)
+            samples = Samples(examples(self.own, near), self.own.text.documents)
+        return cross_fit(examples(self.traced, trace), self.documents, samples=samples)
 
     def measure(self, shape: Shape, nprobes: Sequence[int]) -> list[Point]:
         """Measure a store of this shape with different numbers of lists, and of neighbours."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from nearlm.base import QUIET, Reporter, TextError
 from nearlm.model import ModelSpec
-from nearlm.optimizer.fit_plan import WAYS, Speed, mixing_seconds
+from nearlm.optimizer.fit_plan import WAYS, Speed, mixing_seconds, tuning_seconds
 from nearlm.text import Selection, TextSource, passages
 
 _PLANNED = 0.92  # of the time
@@ -70,12 +70,12 @@ class MemoryPlan:
 def plan_memory(speed: Speed, seconds: float, *, keys: bool) -> MemoryPlan:
     """Say how much an LM of some speed can read within a time; without keys it reads the validation text only."""
     left = max(0.0, _PLANNED * seconds - _FIXED_SECONDS)
-    learning = mixing_seconds(1000, WAYS[-1]) / 1000  # of a token
+    learning = (mixing_seconds(1000, WAYS[-1]) + tuning_seconds(1000, speed)) / 1000  # of a token
     share = _VALID_SHARE if keys else 1.0
-    valid = int(np.clip(share * left / (speed.seconds + learning), *_VALID_TOKENS))
+    valid = int(np.clip(share * left / learning, *_VALID_TOKENS))
     if not keys:
         return MemoryPlan(None, valid)
-    left -= valid * (speed.seconds + learning)
+    left -= valid * learning
     return MemoryPlan(max(_FEWEST_TOKENS, int(left / (speed.seconds + _RECORD_SECONDS))), valid)
 
 
