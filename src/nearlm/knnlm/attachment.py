@@ -1,6 +1,5 @@
 """Mix the memory into a model's own forward pass, so that everything built on its logits sees the mixture."""
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -118,7 +117,9 @@ def _mixing_forward(lm: LM, memory: Memory, watch: Watch | None) -> Any:
             keep_history(output, history)
             contexts = contexts_of(history, _keep(ends_of(history, ids.shape[1]), output.logits, kept))
         logits = _mix(memory, output.logits, _keep(keys, output.logits, kept, picked=behind), contexts, watch)
-        output = dataclasses.replace(output, loss=_loss(model, logits, labels, kwargs), logits=logits)
+        output.logits = logits  # a copy of the output would take as long as a small search
+        if labels is not None:
+            output.loss = _loss(model, logits, labels, kwargs)
         return output if return_dict is not False else output.to_tuple()
 
     @functools.wraps(original)
@@ -133,10 +134,8 @@ def _mixing_forward(lm: LM, memory: Memory, watch: Watch | None) -> Any:
     return MethodType(forward, model)
 
 
-def _loss(model: Any, logits: Tensor, labels: Tensor | None, arguments: dict[str, Any]) -> Tensor | None:
+def _loss(model: Any, logits: Tensor, labels: Tensor, arguments: dict[str, Any]) -> Tensor:
     """Return the model's own loss, of the mixture."""
-    if labels is None:
-        return None
     more = {name: arguments[name] for name in _OF_A_LOSS if name in arguments}
     return model.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **more)  # type: ignore[no-any-return]
 
