@@ -1,5 +1,6 @@
 """Mix the memory into a model's own forward pass, so that everything built on its logits sees the mixture."""
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -117,9 +118,9 @@ def _mixing_forward(lm: LM, memory: Memory, watch: Watch | None) -> Any:
             keep_history(output, history)
             contexts = contexts_of(history, _keep(ends_of(history, ids.shape[1]), output.logits, kept))
         logits = _mix(memory, output.logits, _keep(keys, output.logits, kept, picked=behind), contexts, watch)
-        output.logits = logits  # a copy of the output would take as long as a small search
-        if labels is not None:
-            output.loss = _loss(model, logits, labels, kwargs)
+        output.logits = logits
+        if labels is not None:  # a copy of the output, which takes as long as a small search
+            output = dataclasses.replace(output, loss=_loss(model, logits, labels, kwargs))
         return output if return_dict is not False else output.to_tuple()
 
     @functools.wraps(original)
