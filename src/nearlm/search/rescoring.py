@@ -16,6 +16,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from nearlm.base import Array, Floats, Ids, ShardedArray, available_ram, blocks, files
+from nearlm.base.arrays import FEW
 from nearlm.base.mapping import mapped_file
 from nearlm.store import CodedKeys
 
@@ -35,6 +36,7 @@ class Rescorer:
     def distances(self, queries: Floats, ids: Ids) -> Floats:
         """Return the squared distances of queries [n, dim] to records [n, k] in float32 differences; inf for id -1."""
         out = np.full(ids.shape, np.inf, np.float32)
+        kernel = _few_kernel if len(ids) <= FEW else _kernel  # to wake threads takes longer than a few queries do
         weights = None
         if isinstance(self.keys, CodedKeys):  # (q - m - s c)² = s² ((q - m) / s - c)²
             codec = self.keys.codec
@@ -47,7 +49,7 @@ class Rescorer:
                 rows = np.asarray(shard)
                 if rows.dtype == np.float16:
                     rows = rows.view(np.uint16)  # numba has no half precision
-                _kernel(queries[part], rows, weights, ids[part], first, out[part])
+                kernel(queries[part], rows, weights, ids[part], first, out[part])
         return out
 
     def _read_ahead(self, ids: Ids) -> None:
@@ -96,12 +98,23 @@ def _widen(context: Any, number: Any) -> Any:
 @numba.njit(cache=True, parallel=True, nogil=True, fastmath=True)
 def _kernel(queries, rows, weights, ids, first, out):  # type: ignore[no-untyped-def]
     for i in numba.prange(len(queries)):
-        query = queries[i]
-        for j in range(ids.shape[1]):
-            at = ids[i, j] - first
-            if 0 <= at < len(rows) and ids[i, j] >= 0:
-                total = np.float32(0)
-                for d in range(len(query)):
-                    difference = _widen(rows[at, d]) - query[d]
-                    total += difference * difference if weights is None else weights[d] * difference * difference
-                out[i, j] = total
+        _compare(queries[i], rows, weights, ids[i], first, out[i])
+
+
+@numba.njit(cache=True, nogil=True, fastmath=True)
+def _few_kernel(queries, rows, weights, ids, first, out):  # type: ignore[no-untyped-def]
+    for i in range(len(queries)):
+        _compare(queries[i], rows, weights, ids[i], first, out[i])
+
+
+@numba.njit(cache=True, fastmath=True)
+def _compare(query, rows, weights, ids, first, out):  # type: ignore[no-untyped-def]
+    """Write the squared distances of a query to those of its records that lie in a shard."""
+    for j in range(len(ids)):
+        at = ids[j] - first
+        if 0 <= at < len(rows) and ids[j] >= 0:
+            total = np.float32(0)
+            for d in range(len(query)):
+                difference = _widen(rows[at, d]) - query[d]
+                total += difference * difference if weights is None else weights[d] * difference * difference
+            out[j] = total
