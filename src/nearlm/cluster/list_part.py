@@ -67,6 +67,7 @@ class PartScan(ListScan):
 
     def answer(self, queries: Floats, probed: Ints, k: int) -> Answer:
         """Return up to k neighbours of each query in the lists that it asks for, counted from the part's first."""
+        queries, probed = np.array(queries), np.array(probed)  # what has travelled cannot be written to
         distances, places = self.search_lists(queries, probed, k, ordered=False)
         counts = np.zeros(probed.shape, np.int32)
         _count(places, self.lists.offsets, probed, counts)
