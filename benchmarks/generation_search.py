@@ -80,7 +80,8 @@ class MadeUp:
         """Train and fill an index."""
         spec = choose_index(factory, self.records, self.dim, nprobe)
         index = empty_index(spec, self.dim)
-        train_index(index, lambda ids: self._block(np.random.default_rng(0), len(ids)), SAMPLE)
+        sample = np.random.default_rng(0)
+        train_index(index, lambda ids: self._block(sample, len(ids)), SAMPLE)
         rng = np.random.default_rng(1)
         for begin in range(0, self.records, BLOCK):
             index.add(self._block(rng, min(BLOCK, self.records - begin)))

@@ -11,9 +11,10 @@ among the real ones; `fit` shows the distances, and recall on both. Keys are mad
 linear), block by block from a seed; they are never on disk.
 
 Each size runs in a process of its own: seconds of training and filling, peak RssAnon, bytes of the files per record,
-recall@1024 against exact search in the index's space, and µs per query in batches of 1024 and one at a time, with
-more and fewer lists than `auto` looks at. `--lengths` tries other lengths of lists than `auto` has. `--stage build`
-trains, fills and finds the true neighbours, and keeps all of it in WORK; `--stage measure` times the searches alone.
+recall@1024 against exact search in the index's space, and µs per query in batches of 1024 and one at a time (without
+the transform: queries are in that space), with more and fewer lists than `auto` looks at. `--lengths` tries other
+lengths of lists than `auto` has. `--stage build` trains, fills and finds the true neighbours, and keeps all of it in
+WORK; `--stage measure` times the searches alone.
 """
 
 import argparse

@@ -1,5 +1,7 @@
 """Text that the LM writes by itself as a text to learn from: framed, traced, kept."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -46,11 +48,19 @@ def test_how_much_is_written(lm, store):
     assert trace_samples(lm, store, 40, 0, QUIET) is None  # not a piece of each length
 
 
+def test_pieces_do_not_run_into_each_other_in_a_store_whose_documents_do(lm, store, monkeypatch):
+    packed = replace(store.reading(), pack=True)
+    monkeypatch.setattr(type(store), "reading", lambda *_: packed)
+    text = trace_samples(lm, store, 500, 7, QUIET).text
+    assert len(text.targets) == len(text.tokens) - (len(text.bounds) - 1)
+
+
 @pytest.mark.parametrize(("asked", "said"), [(-1, "`samples` is -1"), (300, "expected 0 for none, or at least 336")])
 def test_too_few_are_refused_before_any_work(lm, tuned_store, valid_folder, asked, said, monkeypatch):
     monkeypatch.setattr("nearlm.mixing.learning.cache_text", lambda *_: pytest.fail("the text was read"))
-    with pytest.raises(OptionError, match=said):
-        learn_all(tuned_store, valid_folder, lm, samples=asked)
+    for stores in (tuned_store, [tuned_store, tuned_store]):
+        with pytest.raises(OptionError, match=said):
+            learn_all(stores, valid_folder, lm, samples=asked)
 
 
 def test_an_lm_that_hardly_writes_anything_is_learned_from_the_text_alone(lm, tuned_store, valid_folder, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 
 from nearlm.base.errors import TextError
 from nearlm.model import ModelSpec
-from nearlm.optimizer.fit_plan import Speed
+from nearlm.optimizer.fit_plan import WAYS, Speed, mixing_seconds, tuning_seconds
 from nearlm.paper.comparison_budgets import Task, choose_documents, plan_memory
 from nearlm.text import TextSource, passages
 from tiny import make_text
@@ -25,7 +25,7 @@ def test_what_is_planned_takes_the_time_and_not_more():
     speed = Speed(0.002, 4.0)
     for seconds in (120, 480, 1920):
         plan = plan_memory(speed, seconds, keys=True)
-        taken = (plan.store + plan.valid) * speed.seconds
+        taken = plan.store * speed.seconds + mixing_seconds(plan.valid, WAYS[-1]) + tuning_seconds(plan.valid, speed)
         assert 0.6 * seconds < taken < 0.92 * seconds and 1000 <= plan.valid <= 20_000
     assert plan_memory(speed, 1, keys=True).store == 1000
     assert plan_memory(speed, 120, keys=False).store is None

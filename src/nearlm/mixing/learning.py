@@ -75,9 +75,9 @@ def learn_all(
         >>> learned = nearlm.learn_all("mystore", "valid/")
         >>> knnlm = nearlm.KNNLM.load("mystore")  # uses what was learned, if it is better
     """
+    mixing: Any = {"sources": sources, "seed": training.seed, "samples": check_samples(samples)}
     lm = load_lm((stores := open_stores(store))[0], model)
     how: Any = {"name": name, "index": index, "stride": stride, "reporter": reporter}
-    mixing: Any = {"sources": sources, "seed": training.seed, "samples": samples}
     if len(stores) > 1:
         return Learned(learn_together(stores, text, lm, **mixing, **how), None)
     return _learn_one(stores[0], text, lm, training, mixing, how)
@@ -85,7 +85,6 @@ def learn_all(
 
 def _learn_one(store: Datastore, text: Texts, lm: LM, training: Training, mixing: Any, how: Any) -> Learned:
     """Learn how to use one store, with keys or without."""
-    check_samples(mixing["samples"])
     if len(store):
         read = cache_text(text, lm.tokenizer, store.reading(how["stride"]), how["reporter"])
         return _learn(store, read, lm, training, mixing, how)

@@ -45,6 +45,7 @@ _BATCH = 256
 _RATE = 2e-3
 _EPOCHS = 40
 _PATIENCE = 5
+_FEWEST_OWN = 20  # tokens of the LM's own, some of which can be held out
 _SKIPPED = 0.25  # of the tokens are learned from as if they had skipped retrieval
 
 
@@ -238,7 +239,7 @@ def join_samples(
     examples: MixtureExamples, split: Split, samples: Samples | None, seed: int
 ) -> tuple[MixtureExamples, Split]:
     """Put what the LM wrote by itself behind the examples of a text, a tenth of it held out to stop by."""
-    if samples is None:
+    if samples is None or len(samples.documents) < _FEWEST_OWN:
         return examples, split
     own = split_rows(samples.documents, seed)
     columns = [

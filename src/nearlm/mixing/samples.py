@@ -4,6 +4,7 @@ What is learned on text of the store's kind alone expects that kind. The LM's ow
 A piece is learned from as it was written: what the LM did not draw itself, such as an end of what was cut, is no part.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +48,7 @@ def trace_lessons(
 
 def trace_samples(lm: LM, store: Datastore, tokens: int, seed: int, reporter: Reporter) -> LMTrace | None:
     """Let the LM write about so many tokens and trace them, or find that it has been done; None if they are too few."""
-    reading = store.reading()
+    reading = replace(store.reading(), pack=False)  # a piece is a text of its own
     start = reading.framing.bos or start_tokens(lm)
     lengths = [min(length, reading.window + 1 - len(start)) for length in LENGTHS]
     pieces = len(lengths) * (tokens // sum(lengths))
@@ -64,11 +65,12 @@ def trace_samples(lm: LM, store: Datastore, tokens: int, seed: int, reporter: Re
     return trace_lm(lm, text, reading, reporter)
 
 
-def check_samples(asked: int | None) -> None:
-    """Refuse a number of tokens that is not a piece of each length."""
+def check_samples(asked: int | None) -> int | None:
+    """Return a number of tokens, unless it is not a piece of each length."""
     check_at_least(0, samples=asked)
     if asked and asked < sum(LENGTHS):
         raise OptionError(f"`samples` is {asked}, expected 0 for none, or at least {sum(LENGTHS)}")
+    return asked
 
 
 def samples_wanted(tokens: int, asked: int | None = None) -> int:

@@ -34,7 +34,7 @@ from nearlm.mixing.mixture_training import (
 )
 from nearlm.mixing.network_files import save_trained
 from nearlm.mixing.odds import Alone, Odds
-from nearlm.mixing.samples import Lessons, trace_lessons
+from nearlm.mixing.samples import Lessons, check_samples, trace_lessons
 from nearlm.mixing.traces import AnyText, LMTrace
 from nearlm.mixing.trained import check_trained, lasting_hash, search_for, search_only, tuned_settings, what_came_after
 from nearlm.model.lm import LM
@@ -177,6 +177,7 @@ def learn_together(
     reporter: Reporter = QUIET,
 ) -> Mixture:
     """Train a mixture of several stores, each searched as it is alone, and keep it in the first of them."""
+    check_samples(samples)
     home = stores[0]
     names = store_names(stores)
     name = f"with-{'-'.join(names[1:])}" if name == DEFAULT else name

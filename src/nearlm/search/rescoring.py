@@ -16,10 +16,10 @@ from numba import types
 from numba.extending import intrinsic
 
 from nearlm.base import Array, Floats, Ids, ShardedArray, available_ram, blocks, files
-from nearlm.base.arrays import FEW
 from nearlm.base.mapping import mapped_file
 from nearlm.store import CodedKeys
 
+_FEW = 8  # queries that one thread has compared before others are awake
 _READ_QUERIES = 64  # whose pages are read ahead together
 
 
@@ -36,7 +36,7 @@ class Rescorer:
     def distances(self, queries: Floats, ids: Ids) -> Floats:
         """Return the squared distances of queries [n, dim] to records [n, k] in float32 differences; inf for id -1."""
         out = np.full(ids.shape, np.inf, np.float32)
-        kernel = _few_kernel if len(ids) <= FEW else _kernel  # to wake threads takes longer than a few queries do
+        kernel = _few_kernel if len(ids) <= _FEW else _kernel
         weights = None
         if isinstance(self.keys, CodedKeys):  # (q - m - s c)² = s² ((q - m) / s - c)²
             codec = self.keys.codec
