@@ -1,0 +1,55 @@
+"""How long the way to the lists takes: the 8 nearest of some thousand centroids, by products and by graphs.
+
+    python benchmarks/scale.py STORE --text spdx:valid --folder WORK --alpha 0.1 --records 15600
+    python benchmarks/coarse_quantisers.py WORK [--lists 2400 9600 60000]
+
+Centroids are random keys of the store in the space of its index, queries those of the LM, as `scale.py` has left them
+in WORK. µs per query in batches of 1024 and one at a time, the best of three passes, and the share of the true 8 found.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import faiss
+import numpy as np
+
+NPROBE = 8
+
+
+def microseconds(index, batches: list[np.ndarray]) -> float:  # type: ignore[no-untyped-def]
+    """Return µs per query, of the fastest of three passes."""
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        for batch in batches:
+            index.search(batch, NPROBE)
+        times.append(time.perf_counter() - started)
+    return 1e6 * min(times) / sum(map(len, batches))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--lists", type=int, nargs="+", default=[2400, 9600, 60000])
+    options = parser.parse_args()
+    keys = np.load(options.folder / "keys.npy", mmap_mode="r")
+    queries = np.load(options.folder / "queries.npy")[:4096].astype(np.float32)
+    rng = np.random.default_rng(0)
+    print("| lists | found by | µs, 1024 | µs, 1 | recall |\n|---|---|---|---|---|")
+    for lists in options.lists:
+        chosen = np.sort(rng.choice(len(keys), lists, replace=False))
+        centroids = np.ascontiguousarray(keys[chosen].astype(np.float32))
+        true = faiss.knn(queries, centroids, NPROBE)[1]
+        for kind in ("Flat", "HNSW16", "HNSW32"):
+            index = faiss.index_factory(centroids.shape[1], kind)
+            index.add(centroids)
+            found = index.search(queries, NPROBE)[1]
+            recall = np.mean([len(np.intersect1d(a, b)) / NPROBE for a, b in zip(found, true, strict=True)])
+            batched = microseconds(index, [queries[s : s + 1024] for s in range(0, len(queries), 1024)])
+            single = microseconds(index, [queries[s : s + 1] for s in range(0, 2000, 10)])
+            print(f"| {lists:,} | {kind} | {batched:.1f} | {single:.1f} | {recall:.3f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
