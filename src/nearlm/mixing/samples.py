@@ -97,9 +97,9 @@ def _write(lm: LM, lengths: list[int], pieces: int, seed: int, start: tuple[int,
     column = ArrayFile(folder / "tokens.npy", np.dtype(np.int32), (pieces, max(lengths)))
     per = pieces // len(lengths)
     batches = [
-        (number * per + start, min(_TOGETHER, per - start), length)
+        (number * per + first, min(_TOGETHER, per - first), length)
         for number, length in enumerate(lengths)
-        for start in range(0, per, _TOGETHER)
+        for first in range(0, per, _TOGETHER)
     ]
 
     def compute(number: int) -> Pieces:
