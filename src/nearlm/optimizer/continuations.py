@@ -1,7 +1,9 @@
 """One passage of unseen text, continued by the LM alone and with its memory, beside how it really goes on."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,9 @@ _TYPICAL = 0.75  # the memory helps more than on three quarters of the passages
 _SENTENCE = re.compile(r"(?:[.!?:]\s+|\n\s*\n\s*)(?=[A-Z])")
 _PROSE = 0.9  # of letters, spaces and usual punctuation
 _USUAL = re.compile(r"[\w ,.;:'\"()-]")
+_OPENING = 24  # letters by which two prompts begin in the same place, or in copies of it
+_TRIES = 8  # passages that are continued, until both texts are worth showing
+_FLOWS = 0.8  # of the pairs of tokens in a text that does not go round in circles are different ones
 WRITING: Any = {"max_new_tokens": _NEW_TOKENS, "do_sample": False, "repetition_penalty": 1.1}
 
 
@@ -42,23 +47,45 @@ class Continuation:
 
 
 def continue_unseen(knnlm: KNNLM, text: TokenText, scored: ScoredText) -> Continuation | None:
-    """Choose a passage of a scored text and continue it; None if the text is too short."""
-    chosen = choose_passage(knnlm.lm.tokenizer, text, scored.logp - scored.log_lm)
-    if chosen is None:
-        return None
-    prompt, truth = chosen
+    """Choose a passage of a scored text and continue it; None if the text is too short.
+
+    The first passage is taken that both the LM alone and the memory write on without going round in circles; if they
+    do after all that are tried, the one after which they do least.
+    """
     alone = KNNLM(knnlm.lm, knnlm.store, None)
-    return Continuation(prompt, _write(alone, prompt), _write(knnlm, prompt), truth)
+    best, best_flow = None, -1.0
+    for prompt, truth in choose_passages(knnlm.lm.tokenizer, text, scored.logp - scored.log_lm)[:_TRIES]:
+        memory, flow = _write(knnlm, prompt)
+        if flow <= best_flow:
+            continue
+        plain, plain_flow = _write(alone, prompt)
+        flow = min(flow, plain_flow)
+        if flow > best_flow:
+            best, best_flow = Continuation(prompt, plain, memory, truth), flow
+        if flow >= 1:
+            break
+    return best
 
 
-def _write(knnlm: KNNLM, prompt: str) -> str:
-    return knnlm.generate(prompt, **WRITING)
+def _write(knnlm: KNNLM, prompt: str) -> tuple[str, float]:
+    """Return a continuation, and how well it flows."""
+    ((_, new),) = knnlm.generate_ids([prompt], **WRITING)
+    text = knnlm.lm.tokenizer.decode(new, skip_special_tokens=True)
+    return text, flow_of(new, text)
 
 
-def choose_passage(tokenizer: Any, text: TokenText, gain: Doubles) -> tuple[str, str] | None:
-    """Return a prompt and how it goes on: prose from a sentence's beginning, where the memory's gain is above most.
+def flow_of(tokens: Sequence[int], text: str) -> float:
+    """Return 1 for prose that does not repeat itself, and less the more it does, or the less it is prose."""
+    pairs = list(pairwise(tokens))
+    different = len(set(pairs)) / max(1, len(pairs))
+    return min(1.0, different / _FLOWS, _prose(text) / _PROSE)
 
-    `gain` is what the memory adds to log p of each target.
+
+def choose_passages(tokenizer: Any, text: TokenText, gain: Doubles) -> list[tuple[str, str]]:
+    """Return prompts and how they go on, the best first: prose from a sentence's beginning, where the memory helps.
+
+    `gain` is what the memory adds to log p of each target. The first is where it adds more than on three quarters of
+    them, and the next ones are those that are most like it. Without prose there is one, of what is most like it.
     """
     gains = np.zeros(len(text.tokens))
     gains[text.windows.target_positions] = gain
@@ -72,10 +99,14 @@ def choose_passage(tokenizer: Any, text: TokenText, gain: Doubles) -> tuple[str,
         begin = start.end() if start is not None else 0
         found.append((ready, prose, gains[place : place + _NEW_TOKENS].mean(), prompt[begin:].strip(), truth))
     good = sorted((one for one in found if one[0]), key=lambda one: one[2])
-    if good:
-        return good[int(_TYPICAL * (len(good) - 1))][3:]
+    typical = int(_TYPICAL * (len(good) - 1))
+    ranked: dict[str, tuple[str, str]] = {}
+    for rank in sorted(range(len(good)), key=lambda rank: (abs(rank - typical), rank)):
+        ranked.setdefault(good[rank][3][:_OPENING], good[rank][3:])
+    if ranked:
+        return list(ranked.values())
     best = max(found, key=lambda one: one[1], default=None)  # nothing is prose
-    return None if best is None or not best[3] else best[3:]
+    return [] if best is None or not best[3] else [best[3:]]
 
 
 def _places(text: TokenText) -> list[int]:
