@@ -26,9 +26,10 @@ from index_zoo import rotated_axes, tuned
 from nearlm.base.progress import Reporter
 from nearlm.mixing.equations import perplexity
 from nearlm.mixing.traces import cache_text, trace_lm
-from nearlm.search.index import SearchIndex, read_parts, write_parts
+from nearlm.search.index import read_parts, write_parts
 from nearlm.search.kinds import IndexSpec, choose_index, list_count
 from nearlm.search.linear import principal_axes
+from nearlm.search.search_index import SearchIndex
 from nearlm.search.training import empty_index, train_index
 from nearlm.store.datastore import Datastore
 from nearlm.store.layout import IndexData

@@ -25,9 +25,10 @@ from nearlm.base.progress import Reporter
 from nearlm.mixing.equations import log_p_knn, mix, perplexity
 from nearlm.mixing.traces import cache_text, trace_lm
 from nearlm.mixing.tuning import LAMBDAS
-from nearlm.search.index import SearchIndex, open_index, read_parts, write_parts
+from nearlm.search.index import open_index, read_parts, write_parts
 from nearlm.search.kinds import IndexSpec, choose_index, paper_nlist
 from nearlm.search.linear import linear_transform, matrix, principal_axes
+from nearlm.search.search_index import SearchIndex
 from nearlm.search.training import Take, empty_index, train_index
 from nearlm.store.datastore import Datastore
 from nearlm.store.layout import IndexData

@@ -33,7 +33,7 @@ import numpy as np
 from nearlm.base.progress import Reporter
 from nearlm.mixing.traces import cache_text, trace_lm
 from nearlm.search.index import open_index, read_parts, write_parts
-from nearlm.search.kinds import GRAPH_LISTS, IndexSpec, choose_index, code_bits, list_count
+from nearlm.search.kinds import IndexSpec, choose_index, code_bits, list_count
 from nearlm.search.training import empty_index, train_index
 from nearlm.store.datastore import Datastore
 from nearlm.store.layout import IndexData
@@ -134,8 +134,8 @@ def one(args: argparse.Namespace) -> list[dict[str, object]]:
     """Build and measure one size, or do one of the two."""
     length = args.lengths[0]
     keys = Keys(args.folder, args.one, args.alpha or 0, args.base)
-    spec = spec_of(args.one, keys.real.shape[1], length)
-    data = IndexData(args.folder / f"index-{args.one}-{length or 'auto'}")
+    spec = spec_of(args.one, keys.real.shape[1], length, args.graph)
+    data = IndexData(args.folder / f"index-{args.one}-{length or 'auto'}{'-graph' * args.graph}")
     kept = data.folder.with_suffix(".json")
     if args.stage != "measure":
         kept.write_text(json.dumps(build(keys, spec, data)))
@@ -178,13 +178,12 @@ def build(keys: Keys, spec: IndexSpec, data: IndexData) -> dict[str, object]:
     return row | {"bytes": round(size / records + 2, 1)}  # and its token
 
 
-def spec_of(records: int, dim: int, length: int | None) -> IndexSpec:
+def spec_of(records: int, dim: int, length: int | None, graph: bool) -> IndexSpec:
     spec = replace(choose_index("auto", records, 3 * dim), pca=None)
-    if length is None:
+    if length is None and not graph:
         return spec
-    nlist = max(1, round(records / length))
-    graph = "_HNSW32" if nlist > GRAPH_LISTS else ""
-    return replace(spec, factory=f"IVF{nlist}{graph},SQ{code_bits(spec)}", nprobe=8)
+    nlist = list_count(spec) if length is None else max(1, round(records / length))
+    return replace(spec, factory=f"IVF{nlist}{'_HNSW32' * graph},SQ{code_bits(spec)}", nprobe=8)
 
 
 def some_queries(folder: Path) -> np.ndarray:
@@ -234,6 +233,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[None])
     parser.add_argument("--alpha", type=float, help="do not fit")
     parser.add_argument("--base", type=int, help="make keys from so many real ones")
+    parser.add_argument("--graph", action="store_true", help="find lists in a graph (HNSW32)")
     parser.add_argument("--stage", choices=("all", "build", "measure"), default="all")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -250,6 +250,7 @@ def main() -> None:
             command = [sys.executable, __file__, args.store, "--folder", str(args.folder), "--one", str(records)]
             command += ["--stage", args.stage, "--alpha", str(alpha), *(["--lengths", str(length)] if length else [])]
             command += ["--base", str(args.base)] if args.base else []
+            command += ["--graph"] * args.graph
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             for row in json.loads(done.stdout):
                 if not head:

@@ -46,7 +46,9 @@ class Stores:
         store = build(lm, str(folder / "train.txt"), folder / "store", window=64, quiet=True)
         build_index(store, "IVF4,SQ8", nprobe=2, quiet=True)
         build_index(store, "IVF8_HNSW4,Flat", name="graph", nprobe=2, quiet=True)
-        build_index(store, "IVF8_HNSW4,SQ4", name="narrow", nprobe=2, quiet=True)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("nearlm.search.training.GROUPED_LISTS", 7)
+            build_index(store, "IVF8,SQ4", name="narrow", nprobe=2, quiet=True)
         prune_store(store, "rank", folder / "ranked", keep=0.5, k=8, quiet=True)
         merged = prune_store(store, "merge", folder / "merged", neighbors=4, quiet=True)
         small = reduce_store(merged, 16, folder / "small", quiet=True)

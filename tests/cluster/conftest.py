@@ -81,6 +81,9 @@ def indexed(tmp_path_factory, keys):
     store = make_store(tmp_path_factory.mktemp("served") / "store", keys, values, shard=2500)
     build_index(store, "IVF24,SQ8", nprobe=6)
     build_index(store, "IVF16_HNSW8,SQ4", name="graph", nprobe=5)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("nearlm.search.training.GROUPED_LISTS", 30)
+        build_index(store, "IVF40,SQ4", name="grouped", nprobe=5)
     build_index(store, "flat", name="flat")
     return store
 

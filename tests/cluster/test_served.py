@@ -41,7 +41,7 @@ def in_parts(index, parts, **options):
     return SearchIndex(index.spec, index.transform, index.faiss, scan), there
 
 
-@pytest.mark.parametrize("name", ["default", "graph"])
+@pytest.mark.parametrize("name", ["default", "graph", "grouped"])
 @pytest.mark.parametrize("parts", [1, 3, 7])
 @pytest.mark.parametrize("ordered", [True, False])
 def test_neighbours_are_those_of_the_whole_index(indexed, queries, name, parts, ordered):

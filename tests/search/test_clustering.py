@@ -10,8 +10,8 @@ from nearlm.search.clustering import _share, two_level_centroids
 def test_two_levels_are_nearly_as_close_as_one():
     rng = np.random.default_rng(0)
     keys = (rng.normal(size=(50, 8))[rng.integers(0, 50, 6000)] * 4 + rng.normal(size=(6000, 8))).astype(np.float32)
-    means = two_level_centroids(keys, 100)
-    assert means.shape == (100, 8)
+    means, groups = two_level_centroids(keys, 100, 10)
+    assert means.shape == (100, 8) and len(groups) == 100 and groups.max() < 10
 
     def error(centroids):
         return ((keys[:, None] - centroids) ** 2).sum(-1).min(1).mean()
@@ -35,4 +35,4 @@ def test_shares_add_up_and_go_by_size(sizes, part):
 
 def test_as_many_centroids_as_keys_are_the_keys():
     keys = np.arange(12, dtype=np.float32).reshape(6, 2)
-    np.testing.assert_array_equal(np.sort(two_level_centroids(keys, 6), axis=0), keys)
+    np.testing.assert_array_equal(np.sort(two_level_centroids(keys, 6, 2)[0], axis=0), keys)

@@ -97,17 +97,6 @@ def test_gpu_faiss_is_used_when_it_is_there(store, queries, monkeypatch):
     assert not isinstance(Retriever(store, "gpu").index.faiss, OnGpu)
 
 
-def test_nprobe_reaches_the_lists_below_a_transform(store, queries, monkeypatch):
-    build_index(store, "PCAR16,IVF32,SQ8", name="below", quiet=True)
-    few, all_ = Retriever(store, "below", nprobe=1), Retriever(store, "below", nprobe=32)
-    assert faiss.extract_index_ivf(few.index.faiss).nprobe == 1
-    many = (all_.search(queries, 100).ids >= 0).sum()
-    assert (few.search(queries, 100).ids >= 0).sum() < many == queries.shape[0] * 100
-    with pytest.raises(OptionError, match="has no lists"):
-        build_index(store, "flat", name="exact", quiet=True)
-        Retriever(store, "exact", nprobe=3)
-
-
 @pytest.fixture
 def indexed(store, tmp_path):
     """A copy of the store with an index of lists, and what `index.json` says of it."""
@@ -293,23 +282,6 @@ def test_an_index_as_older_versions_wrote_it_is_read(store, queries):
     found = Retriever(store, "old").search(queries, 30)
     for mine, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(mine, theirs)
-
-
-def test_ids_that_faiss_makes_up_are_refused(store, queries):
-    build_index(store, "IVF4,Flat", name="liar", nprobe=4, quiet=True)
-    index, _ = open_index(store, "liar")
-    index.faiss.ntotal = 1
-    with pytest.raises(StoreError, match="returns record"):
-        index.search(queries[:, : store.dim], 1)
-
-
-def test_more_neighbours_than_memory_holds_are_refused(store, queries, monkeypatch):
-    build_index(store, "flat", name="many", quiet=True)
-    index, _ = open_index(store, "many")
-    monkeypatch.setattr("nearlm.search.index._MANY", 1)
-    monkeypatch.setattr("nearlm.search.index._FOUND_BYTES", 1 << 50)
-    with pytest.raises(OptionError, match="neighbours of 20 queries at a time need"):
-        index.search(queries, 9)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from calls import build_index
 from nearlm.base.errors import OptionError
 from nearlm.search import kinds as index_module
 from nearlm.search.kinds import (
-    GRAPH_LISTS,
     RECORD_BYTES,
     WIDEST_CODE,
     IndexSpec,
@@ -48,8 +47,6 @@ def test_lists_are_about_equally_long_at_any_size():
     specs = {n: choose_index("auto", n, 576) for n in np.geomspace(5_000, 10**8, 60).astype(int)}
     lengths = [n / list_count(spec) for n, spec in specs.items()]
     assert 600 < min(lengths) <= max(lengths) < 1100
-    for n, spec in specs.items():
-        assert ("_HNSW" in spec.factory) == (list_count(spec) > GRAPH_LISTS), n
 
 
 @given(st.integers(1, 400), st.integers(16, 1024), st.integers(10_000, 10**8))

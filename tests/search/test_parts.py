@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nearlm.search import build_index, index_building, parts
+from nearlm.search import build_index, index_building, parts, training
 from synthetic import make_store
 
 
@@ -12,6 +12,7 @@ def _small(monkeypatch):
     monkeypatch.setattr(parts, "BLOCK", 256)
     monkeypatch.setattr(index_building, "BLOCK", 256)
     monkeypatch.setattr(parts, "PART", 512)
+    monkeypatch.setattr(training, "GROUPED_LISTS", 30)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def hashes(info):
     return {name.split("/")[1]: file.sha256 for name, file in info.files.items()}
 
 
-@pytest.mark.parametrize("factory", ["auto", "IVF16_HNSW8,SQ4", "IVF8,PQ4x4", "flat"])
+@pytest.mark.parametrize("factory", ["auto", "IVF16_HNSW8,SQ4", "IVF40,SQ4", "IVF8,PQ4x4", "flat"])
 def test_files_are_those_of_an_index_filled_in_one_go(made, factory):
     name = factory.replace(",", "-")
     whole = build_index(made, factory, name=name)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nearlm.base import files
-from nearlm.search import Retriever, build_index, read_index_info
+from nearlm.search import Retriever, build_index, read_index_info, training
 from nearlm.search.index import open_index
 from nearlm.search.removal import drop_kept, prepare_without, settle_index
 from nearlm.store import Datastore
@@ -13,12 +13,13 @@ from nearlm.store.forgetting import Choice, write_tombstones
 from nearlm.store.prepared import settle
 from synthetic import cut_documents, make_store
 
-KINDS = {"IVF8,SQ8": 8, "IVF8,SQ4": 8, "flat": None, "IVF4,Flat": 4, "IVF4,PQ4x4": 4, "HNSW8": None}
+KINDS = {"IVF8,SQ8": 8, "IVF12,SQ8": 12, "IVF8,SQ4": 8, "flat": None, "IVF4,Flat": 4, "IVF4,PQ4x4": 4, "HNSW8": None}
 
 
 @pytest.fixture(params=KINDS)
-def edited(request, tmp_path):
+def edited(request, tmp_path, monkeypatch):
     """A store with an index of some kind that has forgotten one of its documents, and the keys that remain."""
+    monkeypatch.setattr(training, "GROUPED_LISTS", 10)
     rng = np.random.default_rng(0)
     keys = rng.normal(0, 1, (900, 12)).astype(np.float16)
     values = rng.integers(0, 50, 900)

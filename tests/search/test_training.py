@@ -14,9 +14,9 @@ def some_keys(records=4000, dim=24):
 
 
 def test_many_lists_are_trained_in_two_levels(monkeypatch):
-    monkeypatch.setattr(training, "GRAPH_LISTS", 30)
+    monkeypatch.setattr(training, "GROUPED_LISTS", 30)
     keys = some_keys()
-    index = empty_index(IndexSpec("IVF64_HNSW8,SQ8", 8, 16, -0.25), 24)
+    index = empty_index(IndexSpec("IVF64,SQ8", 8, 16, -0.25), 24)
     split = []
     real = training.two_level_centroids
     monkeypatch.setattr(training, "two_level_centroids", lambda *a: (split.append(a[1]), real(*a))[1])

@@ -49,7 +49,7 @@ class ServedScan(ListScan):
 
     def __init__(self, index: SearchIndex, parts: "Sequence[Asked]", *, allow_partial: bool = False):
         assert index.scan is not None
-        super().__init__(index.faiss, index.scan.lists)
+        super().__init__(index.faiss, index.scan.lists, index.scan.coarse)
         self.bounds = cut_lists(self.lists.offsets, len(parts))
         self.records = np.diff(self.lists.offsets[self.bounds])  # of each part
         self.bytes = 0  # that answers had so far

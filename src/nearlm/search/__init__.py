@@ -2,7 +2,6 @@
 
 from nearlm.search.index import (
     IndexInfo,
-    SearchIndex,
     faiss_index,
     open_index,
     read_index_info,
@@ -15,3 +14,4 @@ from nearlm.search.index_building import build_index
 from nearlm.search.kinds import AUTO, PAPER, PAPER_K, choose_index
 from nearlm.search.linear import linear_transform, matrix
 from nearlm.search.retriever import Neighbors, Retriever
+from nearlm.search.search_index import SearchIndex

@@ -1,22 +1,20 @@
 """Centroids of many lists in minutes: k-means in two levels, instead of one whose time is quadratic in the lists."""
 
-import math
-
 import faiss
 import numpy as np
 
-from nearlm.base import Floats, Ints
+from nearlm.base import Floats, Int32s, Ints
 
 _ROUNDS = 8
 _PER_CENTROID = 256  # points of a cluster that a split looks at, for each part
 
 
-def two_level_centroids(keys: Floats, count: int) -> Floats:
-    """Return `count` centroids: √count clusters, each split by itself into its share of the centroids.
+def two_level_centroids(keys: Floats, count: int, groups: int) -> tuple[Floats, Int32s]:
+    """Return `count` centroids: so many clusters, each split by itself into its share of them; and whose each is.
 
-    A cluster's share is that of its keys, so that lists become about equally long.
+    A cluster's share is that of its keys, so that lists become about equally long. Centroids lie cluster by cluster.
     """
-    coarse = _cluster(keys, math.isqrt(count))
+    coarse = _cluster(keys, groups)
     _, nearest = faiss.knn(keys, coarse, 1)
     nearest = nearest[:, 0]
     shares = _share(np.bincount(nearest, minlength=len(coarse)), count)
@@ -27,7 +25,8 @@ def two_level_centroids(keys: Floats, count: int) -> Floats:
         for begin, end, share in zip(np.concatenate(([0], ends[:-1])), ends, shares, strict=True)
         if share
     ]
-    return np.concatenate(parts)
+    filled = np.concatenate([np.full(len(part), number, np.int32) for number, part in enumerate(parts)])
+    return np.concatenate(parts), filled
 
 
 def _share(sizes: Ints, count: int) -> Ints:

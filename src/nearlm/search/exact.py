@@ -7,8 +7,9 @@ import faiss
 import numpy as np
 
 from nearlm.base import Floats, Ints, Reals, blocks
-from nearlm.search.index import Measurement, SearchIndex
+from nearlm.search.index import Measurement
 from nearlm.search.kinds import PAPER_K
+from nearlm.search.search_index import SearchIndex
 from nearlm.store import Datastore
 
 _BLOCK = 1 << 14

@@ -5,25 +5,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import faiss
-import numpy as np
 
 from nearlm.base import (
     FileInfo,
-    Floats,
-    Reals,
     StoreError,
     canonical_hash,
     check_files,
     check_names,
-    check_ram,
     check_that,
     files,
 )
 from nearlm.base.records import to_json
 from nearlm.base.verification import check_before_use
-from nearlm.search.filtering import Mask, search_around
+from nearlm.search.coarse import Coarse
 from nearlm.search.kinds import IndexSpec, list_count
-from nearlm.search.scan import Found, Lists, ListScan, can_scan, without_lists, write_lists
+from nearlm.search.scan import Lists, ListScan, can_scan, without_lists, write_lists
+from nearlm.search.search_index import SearchIndex
 from nearlm.store import (
     DEFAULT,
     AnyStore,
@@ -40,9 +37,6 @@ from nearlm.store import (
 from nearlm.store.contents import check_ids, check_places, check_tokens
 from nearlm.store.faiss_contents import check_faiss_contents
 from nearlm.store.prepared import read_current
-
-_MANY = 1 << 26  # neighbours
-_FOUND_BYTES = 24  # a distance and an id, and what is made of them
 
 
 @dataclass(frozen=True)
@@ -94,76 +88,6 @@ class IndexInfo(Measurement):
     def held_bytes(self) -> int:
         """The bytes that FAISS reads into memory; the rest is only mapped."""
         return sum(file.bytes for name, file in self.files.items() if name.endswith(".faiss"))
-
-
-class SearchIndex:
-    """An index that is open: what keys and queries go through, and a FAISS index or a scan of its lists."""
-
-    def __init__(self, spec: IndexSpec, transform: Any, faiss_index: Any, scan: ListScan | None = None):
-        self.spec = spec
-        self.transform = transform
-        self.faiss = faiss_index
-        self.scan = scan
-        self._left_out: Mask | None = None
-        self.set_nprobe(spec.nprobe)
-
-    @property
-    def records(self) -> int:
-        """How many records are in the index."""
-        return len(self.scan.lists.ids) if self.scan else int(self.faiss.ntotal)
-
-    def leave_out(self, records: Mask) -> None:
-        """Never find some records again: of what remains, the nearest are found."""
-        if self.scan:
-            self.scan = self.scan.without(records)
-        else:
-            self._left_out = records
-
-    def set_nprobe(self, nprobe: int | None) -> None:
-        """Set how many lists a search looks at; always on the IVF index below any transform."""
-        self.nprobe = nprobe
-        if nprobe is None:
-            return
-        if faiss.try_extract_index_ivf(self.faiss) is not None:
-            faiss.extract_index_ivf(self.faiss).nprobe = nprobe
-        else:  # on a GPU
-            faiss.GpuParameterSpace().set_index_parameter(self.faiss, "nprobe", nprobe)
-
-    def transform_keys(self, keys: Reals) -> Floats:
-        """Take keys or queries into the space in which the index measures distances."""
-        x = np.ascontiguousarray(keys, np.float32)
-        return x if self.transform is None else self.transform.apply(x)
-
-    def search(self, queries: Floats, k: int, *, ordered: bool = True) -> Found:
-        """Return squared distances and ids of at most k neighbours per query, padded with id -1, nearest first.
-
-        Where the order does not matter, a scan need not spend time on it.
-        """
-        x = self.transform_keys(queries)
-        k = min(k, self.records)
-        if len(x) * k > _MANY:
-            check_ram(_FOUND_BYTES * len(x) * k, f"{k:,} neighbours of {len(x):,} queries at a time")
-        if self.scan:
-            return self.scan.search(x, k, self.nprobe or 1, ordered=ordered)
-        if self._left_out is not None:
-            return search_around(self._search, x, k, self.records, self._left_out)
-        return self._search(x, k)
-
-    def _search(self, x: Floats, k: int) -> Found:
-        """Search in FAISS's index; refuse ids that it cannot have."""
-        try:
-            found: Found = self.faiss.search(x, k)
-        except RuntimeError as error:
-            why = str(error).rpartition(": ")[2]
-            raise StoreError(f"FAISS cannot search {self.spec} ({why}); make the index again") from error
-        for id in (found[1].min(initial=-1), found[1].max(initial=-1)):
-            if not -1 <= id < self.records:  # FAISS returns whatever ids its file holds
-                raise StoreError(f"the index returns record {id:,} of {self.records:,}; make it again")
-        return found
-
-    def add(self, keys: Floats) -> None:
-        """Add keys; their ids continue those of the keys already there."""
-        self.faiss.add(self.transform_keys(keys))
 
 
 def read_index_info(store: Datastore, name: str) -> IndexInfo:
@@ -284,17 +208,20 @@ def read_parts(data: IndexData, spec: IndexSpec, dim: int, *, known: bool = Fals
             loaded = load_parts(data, spec, dim)
             return SearchIndex(spec, loaded.transform, faiss.index_cpu_to_all_gpus(loaded.faiss))
     transform, index = _read_faiss(data, spec, dim, faiss.IO_FLAG_MMAP_IFC, known)
-    scan = ListScan(index, Lists.open(data, index)) if can_scan(index) else None
-    return SearchIndex(spec, transform, index, scan)
+    if not can_scan(index):
+        return SearchIndex(spec, transform, index)
+    coarse = Coarse.read(data, index)
+    return SearchIndex(spec, transform, index, ListScan(index, Lists.open(data, index), coarse), coarse)
 
 
 def load_parts(data: IndexData, spec: IndexSpec, dim: int) -> SearchIndex:
     """Read an index into memory, to add to it."""
     transform, index = _read_faiss(data, spec, dim, 0)
     _check_faiss(index, data, spec, dim)
-    if can_scan(index):
-        Lists.open(data, index).put_into(index)
-    return SearchIndex(spec, transform, index)
+    if not can_scan(index):
+        return SearchIndex(spec, transform, index)
+    Lists.open(data, index).put_into(index)
+    return SearchIndex(spec, transform, index, coarse=Coarse.read(data, index))
 
 
 def _read_faiss(data: IndexData, spec: IndexSpec, dim: int, flag: int, known: bool = False) -> tuple[Any, Any]:
@@ -343,6 +270,8 @@ def write_parts(index: SearchIndex, data: IndexData) -> None:
     data.folder.mkdir(parents=True)
     if index.transform is not None:
         write_linear(index.transform, data.transform)
+    if index.coarse is not None:
+        index.coarse.write(data)
     kept = index.faiss
     if can_scan(index.faiss):
         write_lists(index.faiss, data)

@@ -12,7 +12,7 @@ AUTO = "auto"
 PAPER = "paper"
 PAPER_NPROBE = 32
 PAPER_K = 1024
-GRAPH_LISTS = 4096  # more lists than this are found in a graph, and trained in two levels
+GROUPED_LISTS = 4096  # more lists than this are found, and trained, in two levels
 RECORD_BYTES = 12  # of a record beside its code: id, norm and token
 _POINTS_PER_CENTROID = 64
 _MOST_SAMPLED = 1 << 21
@@ -123,7 +123,7 @@ def paper_code_bytes(dim: int) -> int:
 def _auto(records: int, dim: int, code_bytes: int | None) -> IndexSpec:
     """Choose what docs/results.md found best: half-whitened keys, 4 bits an axis, whole lists scanned in batches.
 
-    Lists are equally long whatever the size, so that a query looks at as many records; very many are found in a graph.
+    Lists are equally long whatever the size, so that a query looks at as many records; very many are found in groups.
     """
     if records < max(_FEW, 8 * dim):  # too few keys to learn axes from
         return IndexSpec("Flat")
@@ -131,8 +131,7 @@ def _auto(records: int, dim: int, code_bytes: int | None) -> IndexSpec:
     nlist = max(1, round(records / LIST_LENGTH))
     if nlist > 64:
         nlist = 32 * round(nlist / 32)
-    graph = "_HNSW32" if nlist > GRAPH_LISTS else ""
-    return IndexSpec(f"IVF{nlist}{graph},SQ{bits}", min(_NPROBE, nlist), axes, _HALF_WHITE)
+    return IndexSpec(f"IVF{nlist},SQ{bits}", min(_NPROBE, nlist), axes, _HALF_WHITE)
 
 
 def _best_code(dim: int, code_bytes: int | None) -> tuple[int, int]:

@@ -13,9 +13,10 @@ import faiss
 import numpy as np
 
 from nearlm.base import Advance, Array, blocks, files
-from nearlm.search.index import SearchIndex, load_parts, write_parts
+from nearlm.search.index import load_parts, write_parts
 from nearlm.search.kinds import IndexSpec
 from nearlm.search.scan import Lists, can_scan, id_type, without_lists
+from nearlm.search.search_index import SearchIndex
 from nearlm.store import Datastore, IndexData, write_faiss_index, write_linear
 
 BLOCK = 1 << 14  # records that are added at once
@@ -98,6 +99,8 @@ def join_parts(index: SearchIndex, begun: IndexData, parts: Sequence[Part], data
     join_lists([(Lists.open(begun, index.faiss), 0), *added], data)
     if index.transform is not None:
         write_linear(index.transform, data.transform)
+    if index.coarse is not None:
+        index.coarse.write(data)
     write_faiss_index(without_lists(index.faiss), data.faiss)
 
 

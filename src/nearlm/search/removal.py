@@ -89,7 +89,7 @@ def _write(old: IndexData, new: IndexData, info: IndexInfo, dim: int, gone: Mask
     new.folder.mkdir()
     index = read_faiss_index(old.faiss, 0, f"make index {old.folder.parent.name!r} again")
     if can_scan(index):
-        for source, target in ((old.faiss, new.faiss), (old.transform, new.transform)):
+        for source, target in ((old.faiss, new.faiss), (old.transform, new.transform), (old.groups, new.groups)):
             if source.exists():
                 files.copy(source, target)
         _write_lists(Lists.open(old, index), new, gone)

@@ -9,9 +9,10 @@ import numpy as np
 
 from nearlm.base import Json, OptionError, Reporter, check_at_least, size, to_json
 from nearlm.base.arrays import FEW, Floats, Ids, Int32s, Reals
-from nearlm.search.index import IndexInfo, SearchIndex, open_index
+from nearlm.search.index import IndexInfo, open_index
 from nearlm.search.kinds import PAPER_K, code_bits
 from nearlm.search.rescoring import Rescorer
+from nearlm.search.search_index import SearchIndex
 from nearlm.store import DEFAULT, Datastore, SearchSettings, open_parent, parent_records
 
 OpenIndex = Callable[[Datastore, str], tuple[SearchIndex, IndexInfo] | None]

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import faiss
 import numpy as np
@@ -110,7 +110,7 @@ def write_lists(index: Any, data: IndexData) -> None:
     lengths = [inverted.list_size(number) for number in range(index.nlist)]
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
     files.write_array(data.offsets, np.int64, offsets.shape, [offsets])
-    scale, _ = _scale_and_centre(index)
+    scale, _ = scale_and_centre(index)
 
     filled = np.flatnonzero(lengths).tolist()
 
@@ -128,21 +128,29 @@ def write_lists(index: Any, data: IndexData) -> None:
     files.write_array(data.bias, np.float32, (offsets[-1],), bias)
 
 
+class Quantiser(Protocol):
+    """Finds the nearest of many centroids."""
+
+    def nearest(self, queries: Floats, count: int) -> Ints:
+        """Return the numbers of the nearest centroids of queries, [n, count], nearest first."""
+
+
 class ListScan:
-    """Searches lists whose quantiser and codec are those of a FAISS index."""
+    """Searches lists whose codec is that of a FAISS index, and its quantiser too, unless `coarse` is given."""
 
     searched = 1.0  # the share of the records that were there to be searched
 
-    def __init__(self, index: Any, lists: Lists):
+    def __init__(self, index: Any, lists: Lists, coarse: Quantiser | None = None):
+        self.coarse = coarse
         self.quantizer = faiss.downcast_index(index.quantizer)  # FAISS itself gives any attribute as a plain index
         self.lists = lists
         self._scratch = threading.local()
-        self.scale, self.centre = _scale_and_centre(index)
+        self.scale, self.centre = scale_and_centre(index)
         self.centroids = np.zeros((index.nlist, index.d), np.float32)
         means = index.quantizer.reconstruct_n(0, index.nlist)
         if index.by_residual:
             self.centroids = means
-        self.means = means if isinstance(self.quantizer, faiss.IndexFlat) else None
+        self.means = means if coarse is None and isinstance(self.quantizer, faiss.IndexFlat) else None
         self.squares = np.square(means).sum(1)
         self.coding = Coding.of(self.scale, packed=lists.packed)
         self._few = FewScan(self)
@@ -163,7 +171,7 @@ class ListScan:
         """Return squared distances and ids, [n, k], padded with inf and -1, nearest first if `ordered`."""
         nprobe = min(nprobe, len(self.lists.offsets) - 1)
         if len(queries) <= FEW:
-            probed = np.full((len(queries), nprobe), -1, np.int64)  # room for lists, unless FAISS must find them
+            probed = np.full((len(queries), nprobe), -1, np.int64)  # room for lists, unless others find them
             if self.means is None:
                 probed = self.probe(queries, nprobe)
             return self.search_lists(queries, probed, k, ordered=ordered)
@@ -218,6 +226,8 @@ class ListScan:
 
         FAISS is asked only if it has more than centroids: its threads and numba's get in each other's way.
         """
+        if self.coarse is not None:
+            return self.coarse.nearest(queries, nprobe)
         if self.means is None:
             return self.quantizer.search(queries, nprobe)[1]
         return nearest_lists(multiply_matrix(queries, self.means), self.squares, nprobe)
@@ -233,7 +243,7 @@ class ListScan:
         return room._replace(counts=np.zeros(visits.probed.size, np.int32))
 
 
-def _scale_and_centre(index: Any) -> tuple[Floats, Floats]:
+def scale_and_centre(index: Any) -> tuple[Floats, Floats]:
     """Return per dimension how much a step of a code is worth, and what code 0 (FAISS's middle one) stands for."""
     trained = faiss.vector_to_array(index.sq.trained).reshape(2, -1)
     levels = 1 << _BITS[index.sq.qtype]

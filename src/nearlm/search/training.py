@@ -8,10 +8,11 @@ import numpy as np
 
 from nearlm.base import Array, Floats, Ints, blocks
 from nearlm.search.clustering import two_level_centroids
-from nearlm.search.index import SearchIndex
-from nearlm.search.kinds import GRAPH_LISTS, IndexSpec, list_count, sample_size
+from nearlm.search.coarse import Coarse, group_count
+from nearlm.search.kinds import GROUPED_LISTS, IndexSpec, list_count, sample_size
 from nearlm.search.linear import principal_axes
 from nearlm.search.scan import can_scan
+from nearlm.search.search_index import SearchIndex
 
 Take = Callable[[Ints], Array]  # keys by their ids, which ascend
 
@@ -19,7 +20,8 @@ _SEED = 0
 _AXES_SAMPLE = 1 << 17
 _BLOCK = 1 << 15
 _CLIP = 2.6  # standard deviations that a 4-bit code spans: what lies further out is rare, and would make steps coarse
-_FAR = 4  # candidates of a graph's search for each list that is asked for
+_FAR = 64  # candidates of a search in a graph of centroids
+_CODED = 100_000  # keys that the range of codes is learned from
 
 
 def empty_index(spec: IndexSpec, dim: int) -> SearchIndex:
@@ -56,7 +58,7 @@ def train_index(index: SearchIndex, take: Take, records: int) -> int:
         axes = take(np.sort(some)).astype(np.float32)
         index.transform = principal_axes(axes, index.spec.pca, index.spec.eigen_power)
     if not index.faiss.is_trained:
-        _train_faiss(index.faiss, _transformed(index, take, ids), list_count(index.spec))
+        _train_faiss(index, _transformed(index, take, ids))
     return count
 
 
@@ -68,11 +70,24 @@ def _transformed(index: SearchIndex, take: Take, ids: Ints) -> Floats:
     return out
 
 
-def _train_faiss(index: Any, keys: Floats, lists: int) -> None:
+def _train_faiss(index: SearchIndex, keys: Floats) -> None:
     """Let FAISS train, but not the centroids of very many lists."""
-    if can_scan(index) and GRAPH_LISTS < lists < len(keys):
-        index.quantizer.add(two_level_centroids(keys, lists))
-    graph = faiss.downcast_index(index.quantizer) if can_scan(index) else None
+    graph = faiss.downcast_index(index.faiss.quantizer) if can_scan(index.faiss) else None
+    lists = list_count(index.spec)
+    if graph is not None and GROUPED_LISTS < lists < len(keys):
+        centroids, groups = two_level_centroids(keys, lists, group_count(lists))
+        graph.add(centroids)
+        if isinstance(graph, faiss.IndexFlat):
+            index.coarse = Coarse(centroids, groups)
+            _train_codes(index.faiss, keys, index.coarse)
+            return
     if isinstance(graph, faiss.IndexHNSW):
-        graph.hnsw.efSearch = 16 * _FAR
-    index.train(keys)
+        graph.hnsw.efSearch = _FAR
+    index.faiss.train(keys)
+
+
+def _train_codes(index: Any, keys: Floats, coarse: Coarse) -> None:
+    """Train codes as FAISS would, which looks for the list of each key among all."""
+    some = keys[:: -(-len(keys) // _CODED)]
+    index.sq.train(some - coarse.centroids[coarse.nearest(some, 1)[:, 0]])
+    index.is_trained = True

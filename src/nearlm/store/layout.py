@@ -149,6 +149,7 @@ class IndexData:
         self.folder = folder
         self.faiss = folder / "index.faiss"
         self.transform = folder / "transform.faiss"
+        self.groups = folder / "groups.npy"
         self.offsets = folder / "offsets.npy"
         self.ids = folder / "ids.npy"
         self.codes = folder / "codes.npy"
@@ -156,7 +157,7 @@ class IndexData:
 
     def names(self) -> set[str]:
         """Return the names that its files can have, as seen from the index's folder."""
-        files = (self.faiss, self.transform, self.offsets, self.ids, self.codes, self.bias)
+        files = (self.faiss, self.transform, self.groups, self.offsets, self.ids, self.codes, self.bias)
         columns = (self.column(name, 0).path for name in ("values", "weights"))
         return {f"{self.folder.name}/{path.name}" for path in (*files, *columns)}
 
