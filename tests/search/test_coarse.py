@@ -21,8 +21,19 @@ def keys():
 
 
 @pytest.fixture(scope="module")
-def coarse(keys):
-    return Coarse(*two_level_centroids(keys.astype(np.float32), LISTS, group_count(LISTS)))
+def grouped(keys):
+    """Centroids, and the group of each."""
+    return two_level_centroids(keys.astype(np.float32), LISTS, group_count(LISTS))
+
+
+@pytest.fixture(scope="module")
+def centroids(grouped):
+    return grouped[0]
+
+
+@pytest.fixture(scope="module")
+def coarse(grouped):
+    return Coarse(*grouped)
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +51,15 @@ def nearest(queries, rows, count):
     return np.square(queries[:, None] - rows[None]).sum(2).argsort(1, kind="stable")[:, :count]
 
 
-def test_centroids_lie_group_by_group_about_equally_many(coarse):
+def test_centroids_lie_group_by_group_about_equally_many(centroids, coarse):
     sizes = np.bincount(coarse.groups)
-    assert len(coarse.centroids) == len(coarse.groups) == LISTS and (np.diff(coarse.groups) >= 0).all()
+    assert len(centroids) == len(coarse.groups) == LISTS and (np.diff(coarse.groups) >= 0).all()
     assert len(sizes) <= group_count(LISTS) and sizes.min() >= 1 and sizes.max() < 6 * sizes.mean()
 
 
-def test_the_nearest_are_found_and_all_of_them_when_all_groups_are_looked_into(coarse, keys):
+def test_the_nearest_are_found_and_all_of_them_when_all_groups_are_looked_into(centroids, coarse, keys):
     queries = keys[::30].astype(np.float32)
-    true = nearest(queries, coarse.centroids, 4)
+    true = nearest(queries, centroids, 4)
     found = coarse.nearest(queries, 4)
     assert np.mean([len(np.intersect1d(a, b)) / 4 for a, b in zip(found, true, strict=True)]) > 0.8
     every = int(coarse.groups[-1]) + 1
@@ -71,18 +82,18 @@ def test_more_lists_than_in_the_nearest_groups_can_be_asked_for(coarse, keys):
     assert (np.sort(found, axis=1) == np.arange(LISTS)).all() and group_count(LISTS) > LOOKED_INTO
 
 
-def test_groups_are_kept_and_read_and_others_are_refused(coarse, tmp_path):
+def test_groups_are_kept_and_read_and_others_are_refused(centroids, coarse, tmp_path):
     class Index:
         nlist = LISTS
 
         class quantizer:
-            reconstruct_n = staticmethod(lambda first, count: coarse.centroids[first : first + count])
+            reconstruct_n = staticmethod(lambda first, count: centroids[first : first + count])
 
     data = IndexData(tmp_path)
     assert Coarse.read(data, Index) is None
     coarse.write(data)
     again = Coarse.read(data, Index)
-    np.testing.assert_array_equal(again.nearest(coarse.centroids, 3), coarse.nearest(coarse.centroids, 3))
+    np.testing.assert_array_equal(again.nearest(centroids, 3), coarse.nearest(centroids, 3))
     for place, value in ((5, 10_000), (0, 1), (-1, 0), (50, -1)):
         groups = coarse.groups.copy()
         groups[place] = value

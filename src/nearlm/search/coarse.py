@@ -28,7 +28,6 @@ class Coarse:
     """Finds the nearest of many centroids, which lie group by group; `groups` has the number of each one's."""
 
     def __init__(self, centroids: Floats, groups: Int32s):
-        self.centroids = centroids
         self.groups = groups
         begins = np.searchsorted(groups, np.arange(int(groups[-1]) + 2))
         sums = np.add.reduceat(centroids, begins[:-1])

@@ -22,7 +22,6 @@ _NPROBE = 8
 _AUTO_BITS, _AUTO_AXES = 4, 192
 WIDEST_CODE = 128  # bytes: wider ones measured no better
 _HALF_WHITE = -0.25
-_LINKS = 66  # of a node of HNSW32, about
 _ALWAYS = 1 << 12  # a number that a factory may have in any store
 _UNITS = {"": 1, "k": 1 << 10, "M": 1 << 20}
 
@@ -151,9 +150,10 @@ def code_bytes_within(ram: int, records: int, dim: int) -> int:
 
 
 def index_bytes(spec: IndexSpec, records: int, dim: int) -> int:
-    """Return how many bytes an `auto` index of so many records takes, about: codes, and centroids with their graph."""
+    """Return how many bytes an `auto` index of so many records takes, about: codes, and centroids, also in groups."""
     axes = spec.pca or dim
-    lists = list_count(spec) * (4 * axes + 4 * _LINKS * ("_HNSW" in spec.factory))
+    lists = list_count(spec)
+    lists *= 4 * axes + (lists > GROUPED_LISTS) * (axes + RECORD_BYTES)
     return records * (-(-axes * (code_bits(spec) or 32) // 8) + RECORD_BYTES) + lists + 4 * dim * axes
 
 

@@ -79,15 +79,15 @@ def _train_faiss(index: SearchIndex, keys: Floats) -> None:
         graph.add(centroids)
         if isinstance(graph, faiss.IndexFlat):
             index.coarse = Coarse(centroids, groups)
-            _train_codes(index.faiss, keys, index.coarse)
+            _train_codes(index.faiss, keys, centroids, index.coarse)
             return
     if isinstance(graph, faiss.IndexHNSW):
         graph.hnsw.efSearch = _FAR
     index.faiss.train(keys)
 
 
-def _train_codes(index: Any, keys: Floats, coarse: Coarse) -> None:
+def _train_codes(index: Any, keys: Floats, centroids: Floats, coarse: Coarse) -> None:
     """Train codes as FAISS would, which looks for the list of each key among all."""
     some = keys[:: -(-len(keys) // _CODED)]
-    index.sq.train(some - coarse.centroids[coarse.nearest(some, 1)[:, 0]])
+    index.sq.train(some - centroids[coarse.nearest(some, 1)[:, 0]])
     index.is_trained = True
