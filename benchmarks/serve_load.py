@@ -140,7 +140,8 @@ def measure(url: str, clients: int, tokens: int, rounds: int) -> None:
     """Measure throughput with the memory and without, in turns."""
     with httpx.Client(base_url=url) as client:
         name = client.get("/v1/models").json()["data"][0]["id"]
-    together(url, 2, name, 4)  # loads kernels and pages
+    for model in (name, f"{name}:off"):  # loads kernels and pages
+        one_by_one(url, clients, model, tokens)
     speeds: dict[tuple[str, str], list[float]] = {}
     firsts: dict[str, list[float]] = {"one after another": [], f"{clients} clients at once": []}
     for _ in range(rounds):
@@ -152,13 +153,13 @@ def measure(url: str, clients: int, tokens: int, rounds: int) -> None:
             if model == name:
                 firsts[f"{clients} clients at once"] += [answer.first for answer in answers]
                 firsts["one after another"] += [answer.first for answer in lone]
-    means = {key: statistics.mean(values) for key, values in speeds.items()}
-    for (model, how), value in means.items():
+    medians = {key: statistics.median(values) for key, values in speeds.items()}
+    for (model, how), value in medians.items():
         print(f"{model:24} {how:20} {value:8.1f} tokens/s")
-    on, off = means[name, f"{clients} clients"], means[f"{name}:off", f"{clients} clients"]
-    print(f"{clients} clients / one after another, with memory: {on / means[name, 'one after another']:.2f}")
+    on, off = medians[name, f"{clients} clients"], medians[f"{name}:off", f"{clients} clients"]
+    print(f"{clients} clients / one after another, with memory: {on / medians[name, 'one after another']:.2f}")
     print(f"memory on / off, {clients} clients: {on / off:.3f}")
-    alone_on, alone_off = means[name, "one after another"], means[f"{name}:off", "one after another"]
+    alone_on, alone_off = medians[name, "one after another"], medians[f"{name}:off", "one after another"]
     print(f"memory on / off, one after another: {alone_on / alone_off:.3f}")
     for how, found in firsts.items():
         p95 = sorted(found)[int(0.95 * (len(found) - 1))]
@@ -236,7 +237,7 @@ def main() -> int:
     parser.add_argument("store")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=0.0, help="at eight times the load that is computed together")
     parser.add_argument("--no-draft", action="store_true", help="one token per pass and request")
     given = parser.parse_args()

@@ -3,6 +3,8 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from nearlm.base.openmp import share_openmp
+
 if TYPE_CHECKING:
     from nearlm.base import NearLMError, Reporter
     from nearlm.knnlm import KNNLM, Attachment, Continuation, Evaluation, Explanation, attach, evaluate
@@ -80,6 +82,8 @@ __all__ = [
     "tune",
 ]
 _HOMES = "base text model model.lm store store.sharing store.builder search shrink mixing knnlm optimizer".split()
+
+share_openmp()
 
 
 def __getattr__(name: str) -> Any:

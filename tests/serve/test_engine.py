@@ -205,4 +205,4 @@ def test_a_single_row_is_drafted_for_by_what_passes_were_found_to_take(engine, s
 def test_rows_that_are_run_one_by_one_are_not_drafted_for(engine, stores, monkeypatch):
     monkeypatch.setattr(engine._decoder, "together", False)
     engine.prepare_drafts(Memory.open(stores[0]))
-    assert not engine._decoder.drafts and engine._drafts() == []
+    assert not engine._drafting and engine._drafts() == []

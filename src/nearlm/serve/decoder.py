@@ -70,7 +70,6 @@ class Decoder:
         self.lm = lm
         self._model: Any = lm.model
         self._parameters = inspect.signature(self._model.forward).parameters
-        self.drafts = False  # whether passes over one token and over several take turns
         self._packed: contextlib.ExitStack | None = None
 
     def read(self, reading: Reading, *, every: bool = False) -> Said:
@@ -154,7 +153,7 @@ class Decoder:
             given["position_ids"] = positions.to(device)
         if "logits_to_keep" in self._parameters and wide < ids.shape[1]:
             given["logits_to_keep"] = wide
-        self._pack(ids.numel() > 1 or self.drafts or self.lm.packing.rounds)
+        self._pack()
         with torch.inference_mode(), plain_turn(self._model), capture(self.lm.tap, stop=False) as vectors:
             output = self._model(**given)
         logits = output.logits[:, -wide:]
@@ -162,15 +161,9 @@ class Decoder:
         said = Said(logits.flatten(0, 1), keys.flatten(0, 1))
         return said, getattr(output, self._cache_name)
 
-    def _pack(self, wanted: bool) -> None:
-        """Use packed weights for passes over several tokens, plain ones for one token: each is the faster there.
-
-        They stay in use from pass to pass, since it takes milliseconds to change them.
-        """
-        if wanted == (self._packed is not None):
-            return
-        self.rest()
-        if wanted:
+    def _pack(self) -> None:
+        """Use packed weights; they stay in use from pass to pass, since it takes milliseconds to change them."""
+        if self._packed is None:
             self._packed = contextlib.ExitStack()
             self._packed.enter_context(self.lm.packed())
 

@@ -58,6 +58,7 @@ class Engine:
         self._past: Any = None
         self._seconds: Doubles = np.ones(1)  # of passes over one token, two, three, …
         self._pace = Pace(self._seconds)
+        self._drafting = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -67,12 +68,12 @@ class Engine:
 
     def prepare_drafts(self, memory: Memory) -> None:
         """Find out what passes with a memory take, so that rows are drafted for; those run one by one are not."""
-        if self._decoder.drafts or not self._decoder.together:
+        if self._drafting or not self._decoder.together:
             return
         with turn(self.lm.model), self.lm.packed(), Attachment(self.lm, memory):
             self._seconds = pass_costs(self.lm, memory, self._limits.max_batch).by_tokens(_MOST_TOKENS)
         self._pace = Pace(self._seconds)
-        self._decoder.drafts = True
+        self._drafting = True
 
     def submit(self, wishes: Sequence[Wish], tell: Callable[[int, Event], None]) -> list[Task]:
         """Queue the wishes of one request, all or none; what comes of them is told with their number."""
@@ -251,7 +252,7 @@ class Engine:
 
     def _drafts(self) -> list[Int32s]:
         """Return what is drafted for each row, nothing if it does not pay."""
-        if not self._decoder.drafts:
+        if not self._drafting:
             return []
         rows = self._rows
         if self._pace.rows != len(rows):
@@ -281,7 +282,7 @@ class Engine:
             if not row.written:
                 self._metrics.first_token(time.monotonic() - row.task.begun)
             written.append(row.write(tokens[place * wide : (place + 1) * wide], drafts[place]))
-            if self._decoder.drafts and not row.finished:
+            if self._drafting and not row.finished:
                 row.look_ahead(*mixed.near(place * wide + written[place] - 1))
         self._metrics.new_tokens(sum(written))
         return written
