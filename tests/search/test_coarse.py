@@ -6,7 +6,7 @@ import pytest
 from nearlm.base import StoreError, files
 from nearlm.search import Retriever, build_index, training
 from nearlm.search.clustering import two_level_centroids
-from nearlm.search.coarse import LOOKED_INTO, Coarse, group_count
+from nearlm.search.coarse import LOOKED_INTO, Coarse, group_count, refine
 from nearlm.search.index import faiss_index, open_index
 from nearlm.store import IndexData
 from synthetic import make_store
@@ -80,6 +80,21 @@ def test_one_query_gets_what_a_batch_gets_and_no_number_gets_none(coarse, keys):
 def test_more_lists_than_in_the_nearest_groups_can_be_asked_for(coarse, keys):
     found = coarse.nearest(keys[:40].astype(np.float32), LISTS)
     assert (np.sort(found, axis=1) == np.arange(LISTS)).all() and group_count(LISTS) > LOOKED_INTO
+
+
+def test_centroids_move_to_the_means_of_their_keys(keys, centroids, coarse):
+    keys = keys.astype(np.float32)
+
+    def error(some):
+        return np.square(keys - some[nearest(keys, some, 1)[:, 0]]).sum(1).mean()
+
+    moved = refine(keys, centroids, coarse.groups)
+    assert moved.shape == centroids.shape and moved.dtype == np.float32
+    assert error(moved) < 0.985 * error(centroids)
+    apart = np.concatenate([keys - 20, keys + 20])[:, :4].copy()
+    far = np.array([[-20] * 4, [20] * 4, [90] * 4], np.float32)  # the last is nearest to nothing, and stays
+    means = [apart[: len(keys)].mean(0), apart[len(keys) :].mean(0), far[2]]
+    np.testing.assert_allclose(refine(apart, far, np.zeros(3, np.int32)), means, rtol=1e-3)
 
 
 def test_groups_are_kept_and_read_and_others_are_refused(centroids, coarse, tmp_path):

@@ -17,6 +17,7 @@ from nearlm.search.scan import Lists, ListScan, scale_and_centre
 from nearlm.store import IndexData
 
 LOOKED_INTO = 8  # groups, at least
+_ROUNDS = 2  # that move centroids
 
 
 def group_count(lists: int) -> int:
@@ -64,6 +65,19 @@ class Coarse:
         steps = np.diff(groups, prepend=-1)
         check_that(groups[0] == 0 and bool(((steps[1:] == 0) | (steps[1:] == 1)).all()), data.groups, "groups in order")
         return cls(index.quantizer.reconstruct_n(0, index.nlist), groups)
+
+
+def refine(keys: Floats, centroids: Floats, groups: Int32s) -> Floats:
+    """Move centroids to the means of the keys nearest to them, as k-means does, across the borders of groups."""
+    for _ in range(_ROUNDS):
+        nearest = Coarse(centroids, groups).nearest(keys, 1)[:, 0]
+        sizes = np.bincount(nearest, minlength=len(centroids))
+        order = np.argsort(nearest, kind="stable")
+        filled = np.flatnonzero(sizes)
+        begins = np.cumsum(sizes)[filled] - sizes[filled]
+        centroids = centroids.copy()
+        centroids[filled] = np.add.reduceat(keys[order], begins) / sizes[filled, None]
+    return centroids
 
 
 def _file(data: IndexData, lists: int) -> ArrayFile:

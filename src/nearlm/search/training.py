@@ -8,7 +8,7 @@ import numpy as np
 
 from nearlm.base import Array, Floats, Ints, blocks
 from nearlm.search.clustering import two_level_centroids
-from nearlm.search.coarse import Coarse, group_count
+from nearlm.search.coarse import Coarse, group_count, refine
 from nearlm.search.kinds import GROUPED_LISTS, IndexSpec, list_count, sample_size
 from nearlm.search.linear import principal_axes
 from nearlm.search.scan import can_scan
@@ -76,6 +76,7 @@ def _train_faiss(index: SearchIndex, keys: Floats) -> None:
     lists = list_count(index.spec)
     if graph is not None and GROUPED_LISTS < lists < len(keys):
         centroids, groups = two_level_centroids(keys, lists, group_count(lists))
+        centroids = refine(keys, centroids, groups)
         graph.add(centroids)
         if isinstance(graph, faiss.IndexFlat):
             index.coarse = Coarse(centroids, groups)
