@@ -55,7 +55,7 @@ def main() -> None:
     queries = np.load(options.folder / "queries.npy")[:4096].astype(np.float32)
     rng = np.random.default_rng(0)
     print("| lists | found by | µs, 1024 | µs, 1 | recall |\n|---|---|---|---|---|")
-    for lists in options.lists:
+    for lists in (number for number in options.lists if number < len(keys)):
         chosen = np.sort(rng.choice(len(keys), min(PER_LIST * lists, len(keys)), replace=False))
         centroids, groups = two_level_centroids(keys[chosen].astype(np.float32), lists, group_count(lists))
         true = faiss.knn(queries, centroids, NPROBE)[1]

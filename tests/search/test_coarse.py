@@ -1,5 +1,7 @@
 """The way to very many lists: groups of centroids, in any number of queries, on disk, and in an index."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from nearlm.search import Retriever, build_index, training
 from nearlm.search.clustering import two_level_centroids
 from nearlm.search.coarse import LOOKED_INTO, Coarse, group_count, refine
 from nearlm.search.index import faiss_index, open_index
-from nearlm.store import IndexData
+from nearlm.store import Datastore, IndexData
 from synthetic import make_store
 
 LISTS = 300
@@ -75,6 +77,21 @@ def test_one_query_gets_what_a_batch_gets_and_no_number_gets_none(coarse, keys):
     alone = np.concatenate([coarse.nearest(queries[row : row + 1], 5) for row in range(len(queries))])
     np.testing.assert_array_equal(batch, alone)
     assert (batch[7] == -1).all() and (np.delete(batch, 7, 0) >= 0).all()
+
+
+def test_queries_may_lie_apart_in_memory(keys):
+    wide = np.ascontiguousarray(keys[:, :16], np.float32)
+    coarse = Coarse(*two_level_centroids(wide, 40, 6))
+    np.testing.assert_array_equal(coarse.nearest(wide[::3], 2), coarse.nearest(wide[::3].copy(), 2))
+    assert not wide[::3].flags.c_contiguous
+
+
+def test_an_index_without_the_groups_that_it_had_is_refused(store, tmp_path):
+    moved = shutil.copytree(store.path, tmp_path / "store")
+    next(moved.glob("index/default/*/groups.npy")).unlink()
+    for unread in (True, False):
+        with pytest.raises(StoreError, match=r"groups\.npy is missing; remove"):
+            open_index(Datastore.open(moved), unread=unread)
 
 
 def test_more_lists_than_in_the_nearest_groups_can_be_asked_for(coarse, keys):

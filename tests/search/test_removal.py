@@ -77,6 +77,7 @@ def test_a_compacted_index_gives_the_same_distances_and_keeps_its_hash(edited):
     if "HNSW" in before.info.factory:  # trained again
         return
     assert after.info.hash == before.info.hash
+    assert (after.index.coarse is None) == (before.index.coarse is None) == (before.info.spec.factory != "IVF12,SQ8")
     assert np.array_equal(found.distances, expected.distances)
     numbers = np.cumsum(~gone) - 1
     assert np.array_equal(np.sort(found.ids), np.sort(numbers[expected.ids]))

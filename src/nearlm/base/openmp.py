@@ -1,4 +1,4 @@
-"""One OpenMP for torch, FAISS and numba, whatever is imported first."""
+"""One OpenMP for torch, FAISS and numba, whichever of them is imported first after nearlm."""
 
 import contextlib
 import ctypes

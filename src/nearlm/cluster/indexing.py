@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import faiss
+import numba
 
 from nearlm import __version__
 from nearlm.base import QUIET, Advance, Reporter
@@ -70,4 +71,5 @@ def fill_one(part: Part, version: str) -> None:
         if version != __version__:
             raise ClusterError(f"nearlm is {__version__} here and {version} at the driver")
         faiss.omp_set_num_threads(1)
+        numba.set_num_threads(1)
         part.fill()

@@ -10,7 +10,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from nearlm.base import ArrayFile, Floats, Int32s, Ints
+from nearlm.base import ArrayFile, Floats, Int32s, Ints, blocks
 from nearlm.base.verification import check_that
 from nearlm.search.packing import unpack_from_faiss
 from nearlm.search.scan import Lists, ListScan, scale_and_centre
@@ -18,6 +18,7 @@ from nearlm.store import IndexData
 
 LOOKED_INTO = 8  # groups, at least
 _ROUNDS = 2  # that move centroids
+_BLOCK = 1 << 15
 
 
 def group_count(lists: int) -> int:
@@ -40,7 +41,10 @@ class Coarse:
         )
         codec.sq.train(centroids)
         codes = unpack_from_faiss(codec.sq.compute_codes(centroids), flat.d, 8)
-        bias = np.square(codes * scale_and_centre(codec)[0]).sum(axis=1, dtype=np.float32)
+        scale, _ = scale_and_centre(codec)
+        bias = np.empty(len(codes), np.float32)
+        for rows in blocks(len(codes), _BLOCK):
+            bias[rows] = np.square(codes[rows] * scale).sum(axis=1)
         columns: list[Any] = [begins.astype(np.int64), np.arange(len(centroids), dtype=np.int32), codes, bias]
         for column in columns:
             column.flags.writeable = False  # as mapped files are: one type for the kernels
@@ -70,13 +74,16 @@ class Coarse:
 def refine(keys: Floats, centroids: Floats, groups: Int32s) -> Floats:
     """Move centroids to the means of the keys nearest to them, as k-means does, across the borders of groups."""
     for _ in range(_ROUNDS):
-        nearest = Coarse(centroids, groups).nearest(keys, 1)[:, 0]
-        sizes = np.bincount(nearest, minlength=len(centroids))
-        order = np.argsort(nearest, kind="stable")
-        filled = np.flatnonzero(sizes)
-        begins = np.cumsum(sizes)[filled] - sizes[filled]
-        centroids = centroids.copy()
-        centroids[filled] = np.add.reduceat(keys[order], begins) / sizes[filled, None]
+        coarse = Coarse(centroids, groups)
+        sums = np.zeros_like(centroids)
+        sizes = np.zeros((len(centroids), 1), np.float32)
+        for rows in blocks(len(keys), _BLOCK):
+            nearest = coarse.nearest(keys[rows], 1)[:, 0]
+            order = np.argsort(nearest, kind="stable")
+            lists, begins, counts = np.unique(nearest[order], return_index=True, return_counts=True)
+            sums[lists] += np.add.reduceat(keys[rows][order], begins)
+            sizes[lists, 0] += counts
+        centroids = np.where(sizes > 0, sums / np.maximum(sizes, 1), centroids)
     return centroids
 
 

@@ -119,6 +119,8 @@ def open_index(store: Datastore, name: str = DEFAULT, *, unread: bool = False) -
         raise StoreError(f"index {name!r} is of an earlier state of {store.path}; bring it up to date with: {again}")
     remedy = f"remove {place.folder} and make the index again: {again}"
     data = place.data(info.data)
+    if f"{info.data}/{data.groups.name}" in info.files and not data.groups.exists():
+        raise StoreError(f"{data.groups} is missing; {remedy}")  # searches would look at other lists, in silence
     kind = {"spec": to_json(info.spec), "dim": store.dim}
     sound = unread or check_before_use(
         place.folder, info.files, remedy, lambda: _check_contents(store, data, info.spec), kind

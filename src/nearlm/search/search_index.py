@@ -30,7 +30,7 @@ class SearchIndex:
         self.transform = transform
         self.faiss = faiss_index
         self.scan = scan
-        self.coarse = coarse  # the way to very many lists
+        self.coarse = coarse  # the way to very many lists, for records that are added; a scan has it for queries
         self._left_out: Mask | None = None
         self.set_nprobe(spec.nprobe)
 

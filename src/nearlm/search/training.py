@@ -72,18 +72,18 @@ def _transformed(index: SearchIndex, take: Take, ids: Ints) -> Floats:
 
 def _train_faiss(index: SearchIndex, keys: Floats) -> None:
     """Let FAISS train, but not the centroids of very many lists."""
-    graph = faiss.downcast_index(index.faiss.quantizer) if can_scan(index.faiss) else None
+    quantiser = faiss.downcast_index(index.faiss.quantizer) if can_scan(index.faiss) else None
     lists = list_count(index.spec)
-    if graph is not None and GROUPED_LISTS < lists < len(keys):
+    if quantiser is not None and GROUPED_LISTS < lists < len(keys):
         centroids, groups = two_level_centroids(keys, lists, group_count(lists))
         centroids = refine(keys, centroids, groups)
-        graph.add(centroids)
-        if isinstance(graph, faiss.IndexFlat):
+        quantiser.add(centroids)
+        if isinstance(quantiser, faiss.IndexFlat):
             index.coarse = Coarse(centroids, groups)
             _train_codes(index.faiss, keys, centroids, index.coarse)
             return
-    if isinstance(graph, faiss.IndexHNSW):
-        graph.hnsw.efSearch = _FAR
+    if isinstance(quantiser, faiss.IndexHNSW):
+        quantiser.hnsw.efSearch = _FAR
     index.faiss.train(keys)
 
 

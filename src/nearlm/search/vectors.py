@@ -101,9 +101,9 @@ def padded(width: int) -> int:
 
 
 def widen(rows: Floats, width: int) -> Floats:
-    """Return rows that are filled up with zeros to a width."""
+    """Return rows that are filled up with zeros to a width, one after the other in memory."""
     if rows.shape[1] == width:
-        return rows
+        return np.ascontiguousarray(rows)
     wide = np.zeros((len(rows), width), np.float32)
     wide[:, : rows.shape[1]] = rows
     return wide
