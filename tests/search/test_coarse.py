@@ -81,7 +81,7 @@ def test_one_query_gets_what_a_batch_gets_and_no_number_gets_none(coarse, keys):
 
 def test_queries_may_lie_apart_in_memory(keys):
     wide = np.ascontiguousarray(keys[:, :16], np.float32)
-    coarse = Coarse(*two_level_centroids(wide, 40, 6))
+    coarse = Coarse(*two_level_centroids(wide, LISTS, group_count(LISTS)))
     np.testing.assert_array_equal(coarse.nearest(wide[::3], 2), coarse.nearest(wide[::3].copy(), 2))
     assert not wide[::3].flags.c_contiguous
 
