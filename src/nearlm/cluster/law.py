@@ -24,10 +24,11 @@ class Row(NamedTuple):
 
 
 MEASURED: tuple[Row, ...] = (
-    Row(500_000, 2.0, 21.0, 79.2),
-    Row(2_000_000, 18.4, 27.4, 110.9),
-    Row(8_000_000, 136.5, 61.0, 168.2),
-    Row(50_000_000, 2073.3, 81.1, 203.1),
+    Row(500_000, 2.2, 21.0, 79.5),
+    Row(2_000_000, 17.2, 28.0, 117.7),
+    Row(8_000_000, 61.2, 33.5, 127.1),
+    Row(32_000_000, 289.8, 43.3, 135.9),
+    Row(50_000_000, 527.9, 46.7, 149.0),
 )
 CPU_FLOPS = 441 * 2 * 106.2e6  # a second: SmolLM2-135M reads 441 tokens, each two operations for a weight of its body
 SUFFIX_BYTES = 9  # of the ∞-gram on disk, for each token
