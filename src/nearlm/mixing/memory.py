@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nearlm.base import NearLMWarning, OptionError, Reals
+from nearlm.base.arrays import FEW
 from nearlm.mixing.advice import Advice
 from nearlm.mixing.contexts import Contexts
 from nearlm.mixing.equations import warm_up
@@ -208,13 +209,19 @@ class Memory:
         return best
 
     def warm_up(self) -> None:
-        """Compile or load all kernels, so that the first real call is not timed with it."""
+        """Compile or load all kernels, so that the first real call is not timed with it.
+
+        Those for many contexts are of a text on disk, which cannot be written to: another type for kernels.
+        """
         warm_up()
         if self.gate is not None:
             self.gate.warm_up()
-        contexts = Contexts(np.zeros(2, np.int32), np.zeros(1, np.int64), np.full(1, 2, np.int64))
-        query = np.zeros((1, self.store.query_dim), np.float32)
-        self.predict(query, Known.of(None, contexts, 1)).score(np.zeros(1), np.zeros(1, np.int32))
+        for count in (1, FEW + 1):
+            tokens = np.zeros(2, np.int32)
+            tokens.flags.writeable = count == 1
+            contexts = Contexts(tokens, np.zeros(count, np.int64), np.full(count, 2, np.int64))
+            queries = np.zeros((count, self.store.query_dim), np.float32)
+            self.predict(queries, Known.of(None, contexts, count)).score(np.zeros(count), np.zeros(count, np.int32))
 
 
 def _refuse_search(settings: SearchSettings) -> None:
