@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from nearlm.base import NearLMWarning, OptionError, Reals
-from nearlm.base.arrays import FEW
 from nearlm.mixing.advice import Advice
 from nearlm.mixing.contexts import Contexts
 from nearlm.mixing.equations import warm_up
@@ -23,6 +22,7 @@ from nearlm.mixing.trained import train_again, what_came_after
 from nearlm.search import Neighbors, Retriever, read_settings, tune_again
 from nearlm.store import DEFAULT, NONE, Datastore, SearchSettings
 
+_MANY = 300  # contexts, more than any kernel for a few takes
 _USUAL = SearchSettings(lam=0.25, knn_temperature=1.0, distances="index")
 _OF_A_SEARCH = {"index", "lam", "knn_temperature", "k", "nprobe", "distances", "gate", "mixture"}
 
@@ -216,7 +216,7 @@ class Memory:
         warm_up()
         if self.gate is not None:
             self.gate.warm_up()
-        for count in (1, FEW + 1):
+        for count in (1, _MANY):
             tokens = np.zeros(2, np.int32)
             tokens.flags.writeable = count == 1
             contexts = Contexts(tokens, np.zeros(count, np.int64), np.full(count, 2, np.int64))
