@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from nearlm.base.openmp import share_openmp
+from nearlm.openmp import share_openmp
 
 if TYPE_CHECKING:
     from nearlm.base import NearLMError, Reporter
